@@ -9,13 +9,16 @@ from gateway import routes
 from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
-from gateway.generation import GenerationService, PromptService
-from gateway.http import HttpLimits, HttpServer
-from gateway.limits import LimitGate, limiter_of
+from gateway.generation.prompts import PromptService
+from gateway.generation.service import GenerationService
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.limits.gate import LimitGate
+from gateway.limits.options import limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
-from gateway.openapi import Routes
+from gateway.openapi.routing import Routes
 from gateway.peers import Peers
-from gateway.pooling import PoolingService
+from gateway.pooling.service import PoolingService
 from gateway.stored import StoredApis
 
 _log = get_logger(__name__)

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from catenary.config import ConfigError
 from gateway.caller import PRIORITY_CLASS, calling, read_caller
 from gateway.errors import ApiError
-from gateway.http import HEALTH_PATHS, send_error
+from gateway.http.context import HEALTH_PATHS
+from gateway.http.respond import send_error
 from gateway.key_file import read_key_file
 
 _CACHE_SALT = "catenary.cache_salt"

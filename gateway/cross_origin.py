@@ -10,9 +10,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http import Fields, send_error
+from gateway.http.respond import Fields, send_error
 from gateway.ignored import IGNORED
-from gateway.limits import LIMIT_HEADERS
+from gateway.limits.limiter import LIMIT_HEADERS
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from catenary.resume import Cause
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError
-from gateway.http import ClientGone, SlowReader
-from gateway.streaming import Usage
+from gateway.http.disconnect import ClientGone, SlowReader
+from gateway.streaming.usage import Usage
 from gateway.token_metrics import TokenCounter, TokenHistogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -10,9 +10,10 @@ from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
 from catenary.telemetry import new_id
 from gateway.config import GatewayConfig
-from gateway.link import Routers
+from gateway.link.routers import Routers
 from gateway.metrics import GatewayMetrics
-from gateway.text import ModelBoard, TokenizerPool
+from gateway.text.models import ModelBoard
+from gateway.text.pool import TokenizerPool
 
 
 class Peers:

@@ -10,30 +10,22 @@ from starlette.types import ASGIApp
 
 from catenary.runtime import StartRefused
 from gateway import routes
-from gateway.batches import (
-    SCHEMA,
-    VERSION,
-    BatchLimits,
-    BatchRunner,
-    BatchService,
-    BatchStore,
-    FileLimits,
-    FileStore,
-    JobLimits,
-    RunnerLimits,
-)
+from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.job import JobLimits
+from gateway.batches.runner import BatchRunner, RunnerLimits
+from gateway.batches.schema import SCHEMA, VERSION
+from gateway.batches.service import BatchLimits, BatchService
+from gateway.batches.store import BatchStore
 from gateway.config import GatewayConfig
-from gateway.generation import GenerationService
-from gateway.openapi import Routes
-from gateway.responses import (
-    BackgroundRuns,
-    Library,
-    ResponsesService,
-    ResponseStore,
-    SqliteStore,
-    StoreLimits,
-)
-from gateway.state import Database, StateDirectory
+from gateway.generation.service import GenerationService
+from gateway.openapi.routing import Routes
+from gateway.responses.background import BackgroundRuns
+from gateway.responses.library import Library
+from gateway.responses.service import ResponsesService
+from gateway.responses.sqlite import SqliteStore
+from gateway.responses.store import ResponseStore, StoreLimits
+from gateway.state.database import Database
+from gateway.state.directory import StateDirectory
 
 _MIB = 1 << 20
 _DAY_S = 86400.0

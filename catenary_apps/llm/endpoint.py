@@ -10,10 +10,15 @@ from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
 from gateway import bad_request
-from gateway.pooling import PooledTask, Work, compare, vector_width
+from gateway.pooling.endpoint import PooledTask
+from gateway.pooling.scores import compare
+from gateway.pooling.work import Work, vector_width
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, parse_request
-from gateway.text import Model
+from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import PooledFields
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model
 
 LIMITS = RequestLimits(max_n=128)
 """Bounds of a request. The calling program itself makes the requests, so only resources limit them."""

@@ -29,7 +29,7 @@ from catenary_apps.llm.prompts import (
 )
 from catenary_apps.llm.results import beam_output, request_output
 from catenary_apps.llm.sampling_params import BeamSearchParams, SamplingParams
-from gateway.generation import collect
+from gateway.generation.answer import collect
 from gateway.routes.chat_completions import ChatEndpoint
 
 _GENERATE = (common_pb2.MODEL_TASK_GENERATE,)

@@ -9,7 +9,8 @@ from itertools import count
 from catenary.v1 import common_pb2
 from catenary_apps.llm.thread_core import thread_core
 from gateway import from_wire, unavailable
-from gateway.link import SequenceEnded, SequenceFeed, deliver, ended
+from gateway.link.inbox import SequenceEnded, SequenceFeed
+from gateway.link.steps import deliver, ended
 from services.engine.config import EngineConfig
 from services.engine.link import CoreFailed, CoreProgress, CoreReady, CoreStep
 from services.engine.servicer import Core, CoreStartError, EngineHub, Mailbox, SequenceLimits, model_info

@@ -13,8 +13,9 @@ from catenary_apps.llm.outputs import (
     Logprob,
     RequestOutput,
 )
-from gateway.generation import Generation
-from gateway.streaming import ChoiceResult, TokenLogprob
+from gateway.generation.generation import Generation
+from gateway.streaming.delta import ChoiceResult
+from gateway.streaming.entries import TokenLogprob
 
 
 def request_output(

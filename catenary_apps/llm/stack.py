@@ -14,9 +14,9 @@ from catenary_apps.llm.local_engine import LocalEngine
 from catenary_apps.llm.options import make_config, read_options
 from catenary_apps.llm.tokenizers import LocalTokenizers
 from gateway import GatewayConfig, GatewayMetrics
-from gateway.generation import GenerationService
-from gateway.pooling import PoolingService
-from gateway.text import ModelBoard
+from gateway.generation.service import GenerationService
+from gateway.pooling.service import PoolingService
+from gateway.text.models import ModelBoard
 from services.engine.link import CoreReady
 from services.engine.model import prepare_model, resolve_source
 

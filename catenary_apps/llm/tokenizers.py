@@ -12,7 +12,8 @@ from catenary.loop_thread import in_daemon_thread
 from catenary.rpc import CallCount, RpcError
 from catenary.v1 import tokenizer_pb2
 from gateway import from_wire
-from gateway.text import TokenizerPool, TokenizerTarget
+from gateway.text.pool import TokenizerPool
+from gateway.text.target import TokenizerTarget
 from services.tokenizer.app import make_servicer, worker_setup
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import read_model_files

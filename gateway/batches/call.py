@@ -14,7 +14,7 @@ from gateway.auth import identify
 from gateway.caller import Caller, calling
 from gateway.errors import internal
 from gateway.ignored import ignored_header
-from gateway.limits import COUNTED, Tried
+from gateway.limits.allowance import COUNTED, Tried
 
 _log = get_logger(__name__)
 

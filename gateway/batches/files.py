@@ -11,7 +11,7 @@ import aiosqlite
 
 from gateway.batches.objects import FileObject, Purpose
 from gateway.errors import ApiError, bad_request
-from gateway.state import Database
+from gateway.state.database import Database
 
 _COLUMNS = "id, purpose, filename, bytes, created, expires"
 _IN_USE = (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.batches.objects import BatchProblem
-from gateway.http import NUMBERS, decode_json, too_many_values
+from gateway.http.body import NUMBERS, decode_json, too_many_values
 from gateway.turns import Turns
 
 # Of names that the answers repeat (OpenAI has no figure), and faults that one report names.

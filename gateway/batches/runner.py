@@ -18,7 +18,8 @@ from gateway.batches.job import BatchJob, JobLimits
 from gateway.batches.lines import BatchLine, LineResult
 from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost
 from gateway.errors import ApiError, bad_request
-from gateway.limits import BEYOND_ITS_KEY, Tried
+from gateway.limits.allowance import Tried
+from gateway.limits.limiter import BEYOND_ITS_KEY
 
 _log = get_logger(__name__)
 _TICK_S = 0.5

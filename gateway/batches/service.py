@@ -19,9 +19,10 @@ from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.batches.upload import Upload, declared_bytes, read_upload
 from gateway.errors import ApiError, bad_request
-from gateway.generation import GenerationService
-from gateway.http import send_json
-from gateway.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest, parse_request
+from gateway.generation.service import GenerationService
+from gateway.http.respond import send_json
+from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
+from gateway.schemas.validation import parse_request
 
 ENDPOINTS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),

@@ -21,7 +21,8 @@ from gateway.batches.objects import (
     encode_batch,
 )
 from gateway.errors import ApiError, bad_request, overloaded
-from gateway.state import Database, LeaseClock
+from gateway.state.clock import LeaseClock
+from gateway.state.database import Database
 
 _COLUMNS = "batch, total, completed, failed"
 _FINAL = "(" + ", ".join(f"'{status.value}'" for status in sorted(FINAL)) + ")"

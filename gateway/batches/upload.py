@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from catenary.nearest import near
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http import ClientGone
+from gateway.http.disconnect import ClientGone
 
 PIECE_BYTES = 256 << 10
 # Of the form around a file: no client writes more, and the file itself has options.

@@ -18,7 +18,7 @@ from catenary.v1.common_pb2 import (
 )
 from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
-from gateway.schemas import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
+from gateway.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
 
 _ANY_OBJECT = {"type": "object"}
 # Behind blank lines and comments, the first rule of a grammar in GBNF.

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.parsing import TaggedFormat, parameter_types, to_json, value_begin
+from gateway.parsing.schema_types import parameter_types, to_json
+from gateway.parsing.tags import TaggedFormat, value_begin
 
 # Of the whole schema; whatever else it says, values alone do not show.
 _ROOT = frozenset(

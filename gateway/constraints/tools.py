@@ -15,7 +15,7 @@ from catenary.v1.common_pb2 import CONSTRAINT_KIND_GRAMMAR, CONSTRAINT_KIND_STRU
 from gateway.constraints.tagged import tagged_parameters
 from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
-from gateway.parsing import tag_for, tagged_for
+from gateway.parsing.tags import tag_for, tagged_for
 
 _OBJECT = {"type": "object"}
 _NOTHING = {"type": "object", "additionalProperties": False}

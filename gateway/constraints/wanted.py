@@ -11,8 +11,8 @@ from catenary.schema_notes import without_notes
 from catenary.v1 import common_pb2, tokenizer_pb2
 from catenary.v1.common_pb2 import ConstraintKind
 from gateway.errors import bad_request
-from gateway.schemas import RequestLimits
-from gateway.text import TokenizerPool
+from gateway.schemas.limits import RequestLimits
+from gateway.text.pool import TokenizerPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ from catenary.telemetry import get_logger
 from gateway.errors import ApiError, internal
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan
-from gateway.http import ClientGone, PartSender
-from gateway.streaming import SSE_DONE, SSE_HEADERS, AnyWriter, ChoiceDelta, ChoiceResult, sse_error_event
+from gateway.http.disconnect import ClientGone
+from gateway.http.parts import PartSender
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.sse import SSE_DONE, SSE_HEADERS, sse_error_event
+from gateway.streaming.writer import AnyWriter
 
 _log = get_logger(__name__)
 LONG_ECHO = 1000

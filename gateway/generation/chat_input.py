@@ -7,7 +7,8 @@ import msgspec
 from catenary.text import TokenizerTraits
 from catenary.v1 import tokenizer_pb2
 from gateway.generation.legacy_calls import with_tools
-from gateway.schemas import ChatInputFields, ChatMessage
+from gateway.schemas.chat_input import ChatInputFields
+from gateway.schemas.messages import ChatMessage
 
 
 def to_chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:

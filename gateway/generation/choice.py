@@ -8,8 +8,11 @@ from catenary.v1 import common_pb2
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
-from gateway.parsing import Part, TextParser
-from gateway.streaming import ChoiceDelta, Piece, SequenceText, TextOptions, TokenLogprob, joined
+from gateway.parsing.events import Part
+from gateway.parsing.parser import TextParser
+from gateway.streaming.delta import ChoiceDelta, joined
+from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.sequence_text import Piece, SequenceText, TextOptions
 
 _REASONS: dict[int, str] = {
     common_pb2.FINISH_REASON_STOP: "stop",

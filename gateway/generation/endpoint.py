@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gateway.constraints import Wanted, wanted_of
-from gateway.parsing import ParserChoice
-from gateway.schemas import GenerationFields, RequestLimits
-from gateway.streaming import AnyWriter
-from gateway.text import Model, Rendered, TokenizerPool
+from gateway.constraints.structured import wanted_of
+from gateway.constraints.wanted import Wanted
+from gateway.parsing.choice import ParserChoice
+from gateway.schemas.generation import GenerationFields
+from gateway.schemas.limits import RequestLimits
+from gateway.streaming.writer import AnyWriter
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 T = TypeVar("T", bound=GenerationFields)
 

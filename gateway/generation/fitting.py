@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.errors import ApiError
-from gateway.schemas import ChatMessage
-from gateway.text import Rendered
+from gateway.schemas.messages import ChatMessage
+from gateway.text.rendered import Rendered
 
 Render = Callable[[list[ChatMessage]], Awaitable[Rendered]]
 """A chat's prompt. Raises ApiError `context_length_exceeded` if it is too long."""

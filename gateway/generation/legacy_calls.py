@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.parsing import IdStyle, id_style
-from gateway.schemas import ChatMessage, ToolCall
+from gateway.parsing.choice import id_style
+from gateway.parsing.output import IdStyle
+from gateway.schemas.messages import ChatMessage, ToolCall
 
 
 def with_tools(messages: Sequence[ChatMessage], tool_parser: str) -> Sequence[ChatMessage]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from catenary.text import TokenizerTraits
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
-from gateway.constraints import CallableFunction, Wanted, own_calls, wanted_calls, wanted_of
+from gateway.constraints.structured import wanted_of
+from gateway.constraints.tools import CallableFunction, own_calls, wanted_calls
+from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
 from gateway.generation.legacy_calls import with_tools
-from gateway.parsing import (
-    JSON_FORMAT,
-    RESPONSE_TEMPLATE,
-    ParserChoice,
-    TemplateFormats,
-    ToolSet,
-    read_response_template,
-)
-from gateway.schemas import CallMode, ChatRequest, FunctionTool
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.formats import JSON as JSON_FORMAT
+from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
+from gateway.parsing.response_template import TemplateFormats, read_response_template
+from gateway.parsing.toolset import ToolSet
+from gateway.schemas.calls import CallMode
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.tools import FunctionTool
 
 _NO_TOOLS = "The model's chat template knows no tools, and the server was started without --tool-parser."
 _UNKNOWN_FORMAT = (

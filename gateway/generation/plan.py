@@ -9,9 +9,11 @@ from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer
 from catenary.v1 import common_pb2
 from gateway.generation.priorities import Standing
-from gateway.parsing import ContentStops, ParserChoice, TextParser
-from gateway.schemas import GenerationFields
-from gateway.text import Model
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.parser import TextParser
+from gateway.parsing.stops import ContentStops
+from gateway.schemas.generation import GenerationFields
+from gateway.text.models import Model
 
 # A nucleus that the best token fills by itself: the probability of that is at least one by the size of the
 # vocabulary, at most 2^24.

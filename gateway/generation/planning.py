@@ -9,9 +9,9 @@ from catenary.v1 import common_pb2
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.priorities import Standing
-from gateway.parsing import ParserChoice
-from gateway.schemas import GenerationFields
-from gateway.text import Model
+from gateway.parsing.choice import ParserChoice
+from gateway.schemas.generation import GenerationFields
+from gateway.text.models import Model
 
 
 def make_plan(

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from catenary.text import Detokenizer
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
-from gateway.link import SequenceFeed
-from gateway.streaming import Echo, LogprobEntry, PromptReport, TokenLogprob
+from gateway.link.inbox import SequenceFeed
+from gateway.streaming.delta import PromptReport
+from gateway.streaming.echo import Echo
+from gateway.streaming.entries import LogprobEntry, TokenLogprob
 
 # Decoding so many tokens takes long enough for others to notice.
 LONG_PROMPT_TOKENS = 4096

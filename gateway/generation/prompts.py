@@ -15,9 +15,13 @@ from gateway.generation.chat_input import to_chat_input
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.service import GenerationService
-from gateway.http import ClientWatch, send_json
-from gateway.schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse_request
-from gateway.text import Model, ModelBoard, TokenizerPool
+from gateway.http.disconnect import ClientWatch
+from gateway.http.respond import send_json
+from gateway.schemas.chat_input import TokenizeChatRequest
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model, ModelBoard
+from gateway.text.pool import TokenizerPool
 
 MANY_TOKENS = 5000
 

@@ -24,22 +24,21 @@ from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import make_plan, truncation
 from gateway.generation.priorities import Priorities, Standing
-from gateway.http import (
-    BodyLimits,
-    ClientGone,
-    ClientWatch,
-    PartSender,
-    part_sender,
-    read_json_object,
-    send_json,
-)
-from gateway.limits import current_allowance
-from gateway.link import Session
+from gateway.http.body import BodyLimits, read_json_object
+from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.parts import PartSender, part_sender
+from gateway.http.respond import send_json
+from gateway.limits.allowance import current_allowance
+from gateway.link.session import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
-from gateway.parsing import ParserChoice
-from gateway.schemas import GenerationFields, RequestLimits
-from gateway.streaming import AnswerHead, AnyWriter, ChoiceResult
-from gateway.text import ModelBoard, Rendered, TokenizerPool
+from gateway.parsing.choice import ParserChoice
+from gateway.schemas.generation import GenerationFields
+from gateway.schemas.limits import RequestLimits
+from gateway.streaming.delta import ChoiceResult
+from gateway.streaming.writer import AnswerHead, AnyWriter
+from gateway.text.models import ModelBoard
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 _log = get_logger(__name__)
 LARGE_LOGPROBS = 5000

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from catenary.telemetry import new_id
 from gateway.auth import owner_of
 from gateway.errors import ApiError
-from gateway.http import send_error
+from gateway.http.respond import send_error
 from gateway.limits.allowance import COUNTED, Tried, allow
 from gateway.limits.limiter import Limiter
 

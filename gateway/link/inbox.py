@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
-from gateway.streaming import TokenLogprob
+from gateway.streaming.entries import TokenLogprob
 
 TAKE_TOKENS = 256
 

@@ -10,7 +10,7 @@ from catenary.columns import LogprobValues, split
 from catenary.v1 import common_pb2
 from gateway.errors import from_wire, internal, unavailable
 from gateway.link.inbox import FoundBeam, SequenceEnded
-from gateway.streaming import TokenLogprob
+from gateway.streaming.entries import TokenLogprob
 
 
 class Reader(Protocol):

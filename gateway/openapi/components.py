@@ -9,7 +9,7 @@ import msgspec
 import pydantic.json_schema
 from msgspec import UNSET, inspect
 
-from gateway.schemas import RequestModel
+from gateway.schemas.base import RequestModel
 
 Schema = dict[str, Any]
 _PLACE = "#/components/schemas/"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http import error_response
+from gateway.http.respond import error_response
 from gateway.openapi.routing import DescribedRoute
 
 

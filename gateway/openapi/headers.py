@@ -13,7 +13,8 @@ from gateway.caller import (
     SESSION_ID,
 )
 from gateway.ignored import IGNORED
-from gateway.limits import LIMIT_HEADERS, LIMITED
+from gateway.limits.gate import LIMITED
+from gateway.limits.limiter import LIMIT_HEADERS
 
 Described = dict[str, dict[str, Any]]
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.http import Parameter
-from gateway.schemas import RequestModel
+from gateway.http.query import Parameter
+from gateway.schemas.base import RequestModel
 
 JSON = "application/json"
 ALWAYS = (400, 401, 403, 408, 431, 500)

@@ -7,10 +7,13 @@ from typing import Any, TypeVar
 
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
-from gateway.generation import to_chat_input
+from gateway.generation.chat_input import to_chat_input
 from gateway.pooling.work import Work
-from gateway.schemas import ChatDocument, PooledFields, RequestLimits, TextFields, parse_request
-from gateway.text import Model
+from gateway.schemas.chat_pooling import ChatDocument
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import PooledFields, TextFields
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model
 
 _Texts = TypeVar("_Texts", bound=TextFields)
 _Chat = TypeVar("_Chat", bound=ChatDocument)

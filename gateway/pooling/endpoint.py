@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gateway.pooling.work import Pooled, Work
-from gateway.schemas import PooledFields, RequestLimits
-from gateway.text import Model
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import PooledFields
+from gateway.text.models import Model
 
 T = TypeVar("T", bound=PooledFields)
 

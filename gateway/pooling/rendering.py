@@ -8,7 +8,9 @@ from typing import TypeVar
 from catenary.v1 import tokenizer_pb2
 from gateway.errors import ApiError, bad_request
 from gateway.pooling.work import Document, Work
-from gateway.text import Model, Rendered, TokenizerPool
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 # Texts of one call of a tokenizer service: time and message size are limited for each call. A query goes with
 # each of its documents, so the pairs of a request may be far longer than the request.

@@ -10,7 +10,8 @@ from typing import Self
 
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError, internal, timed_out
-from gateway.link import Inbox, SequenceEnded, Session
+from gateway.link.inbox import Inbox, SequenceEnded
+from gateway.link.session import Session
 
 _FULL = 429
 

@@ -11,8 +11,8 @@ from operator import mul
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
 from gateway.pooling.work import Pooled, Work
-from gateway.schemas import PooledFields
-from gateway.text import Model
+from gateway.schemas.pooling import PooledFields
+from gateway.text.models import Model
 
 
 def compare(

@@ -13,17 +13,20 @@ from catenary.v1 import common_pb2
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.errors import unavailable
-from gateway.generation import GenerationService, Standing
-from gateway.http import ClientGone, ClientWatch, send_json
-from gateway.limits import current_allowance
-from gateway.link import Session
+from gateway.generation.priorities import Standing
+from gateway.generation.service import GenerationService
+from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.respond import send_json
+from gateway.limits.allowance import current_allowance
+from gateway.link.session import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.pooling.endpoint import PooledEndpoint, PooledTask, T
 from gateway.pooling.rendering import render
 from gateway.pooling.run import DocumentRun
 from gateway.pooling.work import Document, Pooled, Work
-from gateway.streaming import usage_of
-from gateway.text import Model, ModelBoard, TokenizerPool
+from gateway.streaming.usage import usage_of
+from gateway.text.models import Model, ModelBoard
+from gateway.text.pool import TokenizerPool
 
 
 class PoolingService:

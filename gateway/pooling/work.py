@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import bad_request
-from gateway.text import Model
+from gateway.text.models import Model
 
 Pair = tuple[str, str]
 

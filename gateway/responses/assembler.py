@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.parsing import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.responses import events, items
 from gateway.responses.events import Event
-from gateway.streaming import ChatLogprob
+from gateway.streaming.logprobs import ChatLogprob
 
 NewId = Callable[[str], str]
 """A fresh id that begins with the given prefix."""

@@ -9,7 +9,8 @@ from contextlib import suppress
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal, overloaded, unavailable
-from gateway.generation import Endpoint, GenerationService, Running
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService, Running
 from gateway.responses import events
 from gateway.responses.event_log import EventLog, EventLogs
 from gateway.responses.event_streams import EventStreams
@@ -18,7 +19,7 @@ from gateway.responses.objects import ResponseStatus, decode_response, encode_re
 from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import EventBatch, ResponseStore
-from gateway.schemas import ChatRequest
+from gateway.schemas.chat import ChatRequest
 
 _log = get_logger(__name__)
 _TICK_S = 0.3

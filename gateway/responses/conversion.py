@@ -10,7 +10,7 @@ from gateway.errors import ApiError
 from gateway.ignored import current_ignored
 from gateway.responses import items
 from gateway.responses.turns import Origin, chat_messages
-from gateway.schemas import BY_CHAT_NAME, OTHER_TOOLS, ResponsesRequest, ResponseTool
+from gateway.schemas.responses import BY_CHAT_NAME, OTHER_TOOLS, ResponsesRequest, ResponseTool
 
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from starlette.types import Receive, Send
 
 from gateway.errors import ApiError, bad_request, overloaded, unavailable
-from gateway.http import ClientWatch
+from gateway.http.disconnect import ClientWatch
 from gateway.responses.event_log import EventLog, EventLogs
 from gateway.responses.events import Error, encode_event
 from gateway.responses.library import not_found
 from gateway.responses.store import ResponseStore, StoredEvents
-from gateway.streaming import SSE_HEADERS
+from gateway.streaming.sse import SSE_HEADERS
 
 _TICK_S = 0.3
 _MIB = 1 << 20

@@ -8,7 +8,8 @@ import msgspec
 
 from gateway.responses.items import OutputItem, OutputText, ReasoningText
 from gateway.responses.objects import Response
-from gateway.streaming import ChatLogprob, sse_event
+from gateway.streaming.logprobs import ChatLogprob
+from gateway.streaming.sse import sse_event
 
 
 class Event(msgspec.Struct, tag_field="type"):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gateway.http.answers import Page
-from gateway.streaming import ChatLogprob
+from gateway.streaming.logprobs import ChatLogprob
 
 IN_PROGRESS = "in_progress"
 COMPLETED = "completed"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
-from gateway.http import Page, page_of
+from gateway.http.answers import Page, page_of
 from gateway.responses import items
 from gateway.responses.objects import ResponseStatus, current_form, decode_response, encode_response
 from gateway.responses.request import ResponseRequest

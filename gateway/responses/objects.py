@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.errors import ApiError
 from gateway.responses.items import OutputItem
-from gateway.streaming import Usage
+from gateway.streaming.usage import Usage
 
 # The codes that OpenAI's schema allows here.
 _ERROR_CODES = frozenset({"rate_limit_exceeded", "invalid_prompt"})

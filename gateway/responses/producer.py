@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal
-from gateway.generation import Running
-from gateway.http import ClientGone
-from gateway.parsing import Content, Part
+from gateway.generation.service import Running
+from gateway.http.disconnect import ClientGone
+from gateway.parsing.events import Content, Part
 from gateway.responses import events
 from gateway.responses.assembler import OutputAssembler
 from gateway.responses.objects import Response, ResponseStatus
-from gateway.streaming import ChatLogprob, ChoiceDelta, TokenNames, chat_logprobs
+from gateway.streaming.delta import ChoiceDelta
+from gateway.streaming.logprobs import ChatLogprob, TokenNames, chat_logprobs
 
 _log = get_logger(__name__)
 _CUT = "length"

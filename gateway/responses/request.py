@@ -10,20 +10,16 @@ from typing import Any, TypeVar
 
 from catenary.telemetry import new_id
 from gateway.errors import ApiError, bad_request
-from gateway.generation import Endpoint
+from gateway.generation.endpoint import Endpoint
 from gateway.responses import items
 from gateway.responses.conversion import Origins, chat_body, of_response
 from gateway.responses.given import given_items
 from gateway.responses.objects import Response, ResponseStatus
-from gateway.schemas import (
-    CHAT_PARAMETERS,
-    ChatRequest,
-    ReasoningOptions,
-    RequestLimits,
-    ResponsesRequest,
-    parse_request,
-)
-from gateway.text import Model
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.responses import CHAT_PARAMETERS, ReasoningOptions, ResponsesRequest
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model
 
 ID_PREFIX = "resp_"
 _CUT = "truncate_prompt_tokens"

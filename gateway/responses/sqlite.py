@@ -22,7 +22,8 @@ from gateway.responses.store import (
     StoredResponse,
     StoreLimits,
 )
-from gateway.state import RESERVE_BYTES, Database, LeaseClock
+from gateway.state.clock import LeaseClock
+from gateway.state.database import RESERVE_BYTES, Database
 
 _VERSION = 1
 _SCHEMA = """

@@ -10,7 +10,7 @@ import aiosqlite
 
 from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import EventBatch, StoredEvents
-from gateway.state import Database
+from gateway.state.database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams (

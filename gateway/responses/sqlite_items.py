@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import aiosqlite
 
-from gateway.state import Database
+from gateway.state.database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS item_places (

@@ -6,10 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import owner_of
-from gateway.batches import BATCH_ID, Batch, BatchPage, BatchService
-from gateway.http import Deferred, Integer, Text, json_response, page_of, query_of
-from gateway.openapi import READS, STORED, Routes, operation
-from gateway.schemas import BatchRequest
+from gateway.batches.objects import BATCH_ID, Batch, BatchPage
+from gateway.batches.service import BatchService
+from gateway.http.answers import json_response, page_of
+from gateway.http.query import Integer, Text, query_of
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import READS, STORED, operation
+from gateway.openapi.routing import Routes
+from gateway.schemas.batches import BatchRequest
 
 _AFTER = Text("after", "Id of the batch after which the list begins.")
 _LIMIT = Integer("limit", 20, 1, 100)

@@ -8,22 +8,24 @@ from typing import Any
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
-from gateway.constraints import Wanted
+from gateway.constraints.wanted import Wanted
 from gateway.errors import ErrorEnvelope
-from gateway.generation import (
-    Endpoint,
-    GenerationService,
-    choose_constraint,
-    choose_parser,
-    to_chat_input,
-    truncation,
-)
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Routes, operation
-from gateway.parsing import ParserChoice
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.streaming import ChatChunk, ChatCompletion, ChatWriter
-from gateway.text import Model, Rendered, TokenizerPool
+from gateway.generation.chat_input import to_chat_input
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.parsing import choose_constraint, choose_parser
+from gateway.generation.planning import truncation
+from gateway.generation.service import GenerationService
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.parsing.choice import ParserChoice
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
+from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 
 class ChatEndpoint(Endpoint[ChatRequest]):

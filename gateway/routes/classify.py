@@ -10,22 +10,19 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling import (
-    Classified,
-    ClassifiedList,
-    Pooled,
-    PooledEndpoint,
-    PoolingService,
-    Work,
-    document_work,
-    read_documents,
-    unpack,
-    usage_of,
-)
-from gateway.schemas import ChatClassifyRequest, ClassifyRequest, PooledFields, RequestLimits
-from gateway.text import Model
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.pooling.answers import Classified, ClassifiedList, usage_of
+from gateway.pooling.documents import document_work, read_documents
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.scores import unpack
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, Work
+from gateway.schemas.chat_pooling import ChatClassifyRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import ClassifyRequest, PooledFields
+from gateway.text.models import Model
 
 
 class ClassifyEndpoint(PooledEndpoint[PooledFields]):

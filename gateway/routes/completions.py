@@ -9,12 +9,19 @@ from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
 from gateway.errors import ErrorEnvelope
-from gateway.generation import Endpoint, GenerationService, truncation
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Routes, operation
-from gateway.schemas import DEFAULT_MAX_TOKENS, CompletionRequest, RequestLimits, parse_request
-from gateway.streaming import Completion, CompletionWriter
-from gateway.text import Model, Rendered, TokenizerPool
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.planning import truncation
+from gateway.generation.service import GenerationService
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
+from gateway.streaming.completion import Completion, CompletionWriter
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 
 class CompletionEndpoint(Endpoint[CompletionRequest]):

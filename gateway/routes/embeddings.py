@@ -9,28 +9,19 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling import (
-    Embedding,
-    EmbeddingList,
-    Pooled,
-    PooledEndpoint,
-    PoolingService,
-    Work,
-    document_work,
-    numbers_of,
-    read_documents,
-    usage_of,
-    vector_width,
-)
-from gateway.schemas import (
-    ChatEmbeddingRequest,
-    EmbeddingFields,
-    EmbeddingRequest,
-    RequestLimits,
-)
-from gateway.text import Model
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
+from gateway.pooling.documents import document_work, read_documents
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.scores import numbers_of
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, Work, vector_width
+from gateway.schemas.chat_pooling import ChatEmbeddingRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import EmbeddingFields, EmbeddingRequest
+from gateway.text.models import Model
 
 
 class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):

@@ -8,9 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.auth import owner_of
-from gateway.batches import FILE_ID, BatchService, FileObject, FilePage, FileStore, UploadForm, file_not_found
-from gateway.http import Choice, Deferred, Deleted, Integer, Text, json_response, page_of, query_of
-from gateway.openapi import READS, STORED, Routes, operation
+from gateway.batches.files import FileStore, file_not_found
+from gateway.batches.objects import FILE_ID, FileObject, FilePage
+from gateway.batches.service import BatchService
+from gateway.batches.upload import UploadForm
+from gateway.http.answers import Deleted, json_response, page_of
+from gateway.http.query import Choice, Integer, Text, query_of
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import READS, STORED, operation
+from gateway.openapi.routing import Routes
 
 _BYTES = "application/octet-stream"
 _AFTER = Text("after", "Id of the file after which the list begins.")

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from gateway.http import Status, json_response
-from gateway.openapi import Routes, operation
+from gateway.http.answers import Status, json_response
+from gateway.openapi.operation import operation
+from gateway.openapi.routing import Routes
 
 _NOT_NOW = {503: Status}
 

@@ -8,8 +8,9 @@ from html import escape
 from starlette.responses import HTMLResponse, Response
 
 from catenary.version import __version__
-from gateway.openapi import Routes, operation
-from gateway.text import ModelBoard
+from gateway.openapi.operation import operation
+from gateway.openapi.routing import Routes
+from gateway.text.models import ModelBoard
 
 HTML = "text/html; charset=utf-8"
 # Nothing but the page itself: no script, no picture, no other site may show it in a frame.

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.metrics import GatewayMetrics
-from gateway.openapi import Routes, operation
+from gateway.openapi.operation import operation
+from gateway.openapi.routing import Routes
 
 
 def routes(metrics: GatewayMetrics) -> Routes:

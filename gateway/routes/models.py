@@ -6,9 +6,10 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import router_pb2
-from gateway.http import json_response
-from gateway.openapi import Routes, operation
-from gateway.text import ModelBoard, task_names
+from gateway.http.answers import json_response
+from gateway.openapi.operation import operation
+from gateway.openapi.routing import Routes
+from gateway.text.models import ModelBoard, task_names
 
 OWNER = "catenary"
 

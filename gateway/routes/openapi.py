@@ -10,7 +10,9 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.version import __version__
-from gateway.openapi import Routes, document, operation
+from gateway.openapi.document import document
+from gateway.openapi.operation import operation
+from gateway.openapi.routing import Routes
 
 
 def routes(routers: Sequence[Routes]) -> Routes:

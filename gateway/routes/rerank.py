@@ -11,26 +11,27 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling import (
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.pooling.answers import (
     ApiVersion,
     BilledTokens,
     CohereRanking,
-    Pooled,
-    PooledEndpoint,
-    PoolingService,
     Ranked,
     RankedDocument,
     Ranking,
     RankingMeta,
-    Work,
-    compare,
-    scores_of,
     usage_of,
 )
-from gateway.schemas import RequestLimits, RerankRequest, parse_request
-from gateway.text import Model
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.scores import compare, scores_of
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, Work
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import RerankRequest
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model
 
 
 class RerankEndpoint(PooledEndpoint[RerankRequest]):

@@ -10,36 +10,37 @@ from starlette.responses import Response
 
 from gateway.auth import owner_of
 from gateway.errors import bad_request, context_length_exceeded
-from gateway.generation import fitted
-from gateway.http import Choice, Deferred, Deleted, Integer, Text, json_response, query_of
+from gateway.generation.fitting import fitted
+from gateway.http.answers import Deleted, json_response
+from gateway.http.query import Choice, Integer, Text, query_of
+from gateway.http.respond import Deferred
 from gateway.ignored import current_ignored
-from gateway.openapi import ASKS, STORED, Routes, operation
-from gateway.parsing import ParserChoice
-from gateway.responses import (
-    ID_PREFIX,
-    InputTokens,
-    ItemPage,
-    Library,
-    ResponseEvent,
-    ResponsesService,
-    page,
-    stored_items,
-)
-from gateway.responses import Response as ResponseObject
+from gateway.openapi.operation import ASKS, STORED, operation
+from gateway.openapi.routing import Routes
+from gateway.parsing.choice import ParserChoice
+from gateway.responses.events import ResponseEvent
+from gateway.responses.items import ItemPage
+from gateway.responses.library import Library, page, stored_items
+from gateway.responses.objects import InputTokens
+from gateway.responses.objects import Response as ResponseObject
+from gateway.responses.request import ID_PREFIX
+from gateway.responses.service import ResponsesService
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.schemas import (
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.messages import ChatMessage
+from gateway.schemas.responses import (
     CHAT_PARAMETERS,
     INCLUDABLE,
     OUTPUT_LOGPROBS,
-    ChatMessage,
-    ChatRequest,
-    RequestLimits,
     ResponseChat,
     ResponsesRequest,
-    parse_request,
-    unsupported_parameter,
 )
-from gateway.text import Model, Rendered, TokenizerPool
+from gateway.schemas.unsupported import unsupported_parameter
+from gateway.schemas.validation import parse_request
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 _JSON = "application/json"
 _INCLUDE = Choice("include", INCLUDABLE, optional=True)

@@ -11,18 +11,15 @@ from starlette.types import Receive, Scope, Send
 from catenary.v1 import common_pb2
 from catenary.version import __version__
 from gateway.errors import ErrorEnvelope, bad_request
-from gateway.generation import Endpoint, GenerationService
-from gateway.http import Deferred, Version, json_response
-from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling import (
-    ClassifiedList,
-    EmbeddingList,
-    PooledEndpoint,
-    PooledList,
-    PoolingService,
-    Ranking,
-    ScoreList,
-)
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService
+from gateway.http.answers import Version, json_response
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, operation
+from gateway.openapi.routing import Routes
+from gateway.pooling.answers import ClassifiedList, EmbeddingList, PooledList, Ranking, ScoreList
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.service import PoolingService
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.classify import ClassifyEndpoint
 from gateway.routes.completions import CompletionEndpoint
@@ -30,21 +27,20 @@ from gateway.routes.embeddings import EmbeddingEndpoint
 from gateway.routes.pooling import PoolingEndpoint
 from gateway.routes.rerank import RerankEndpoint
 from gateway.routes.score import ScoreEndpoint
-from gateway.schemas import (
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.chat_pooling import ChatClassifyRequest, ChatEmbeddingRequest, ChatPoolingRequest
+from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.pooling import (
     SCORE_SIDES,
-    ChatClassifyRequest,
-    ChatEmbeddingRequest,
-    ChatPoolingRequest,
-    ChatRequest,
     ClassifyRequest,
-    CompletionRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from gateway.streaming import ChatChunk, ChatCompletion, Completion
-from gateway.text import ModelBoard, tasks_of
+from gateway.streaming.chat import ChatChunk, ChatCompletion
+from gateway.streaming.completion import Completion
+from gateway.text.models import ModelBoard, tasks_of
 
 # The field by which a request is known, of those that no other has.
 _FORMS = {

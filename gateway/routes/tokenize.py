@@ -7,18 +7,17 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.generation import PromptHandler, PromptService, RenderedRequest, Tokens, TokensText
-from gateway.http import Deferred
-from gateway.openapi import ASKS, Operation, Routes, operation
+from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
+from gateway.generation.prompts import PromptHandler, PromptService
+from gateway.http.respond import Deferred
+from gateway.openapi.operation import ASKS, Operation, operation
+from gateway.openapi.routing import Routes
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeRequest,
-)
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.chat_input import TokenizeChatRequest
+from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 
 def routes(service: PromptService) -> Routes:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.parsing import NAME
+from gateway.parsing.toolset import NAME
 from gateway.schemas.base import FieldError, limits_of, only_known, plain_object
 
 _FIELD = "tool_choice"

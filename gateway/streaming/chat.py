@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.parsing import Content
+from gateway.parsing.events import Content
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
 from gateway.streaming.messages import Delta, Message, delta_of, message_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.parsing import Part
+from gateway.parsing.events import Part
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
 
 

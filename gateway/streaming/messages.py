@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.parsing import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):

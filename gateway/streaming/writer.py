@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from catenary.text import Vocabulary
-from gateway.parsing import Content
+from gateway.parsing.events import Content
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import TokenNames
 from gateway.streaming.sse import json_line, sse_event

@@ -13,9 +13,10 @@ import openai
 import pytest
 
 from catenary.runtime import StartRefused
-from gateway.batches import SCHEMA, VERSION, FileLimits, FileStore
+from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.schema import SCHEMA, VERSION
 from gateway.errors import ApiError
-from gateway.state import Database
+from gateway.state.database import Database
 from tests.support.batches import ended, line, results, started
 from tests.support.gateway import Stack, saying, script
 from tests.support.http import call

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from catenary.v1 import common_pb2
-from gateway.link import Routers
+from gateway.link.routers import Routers
 from tests.support.gateway import CHAT, COMPLETIONS, Stack
 from tests.support.http import Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack

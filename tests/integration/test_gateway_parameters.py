@@ -10,7 +10,7 @@ import pytest
 
 from catenary.v1 import common_pb2
 from catenary_testing.engine import best_alternatives, sampled_logprob
-from gateway.link import Routers
+from gateway.link.routers import Routers
 from tests.compat.answers import choices_of, joined
 from tests.support.batches import COMPLETIONS, ended, line, results, started
 from tests.support.gateway import CHAT, Stack, saying, script

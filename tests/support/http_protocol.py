@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError
-from gateway.http import HttpLimits, RequestContext
-from gateway.http.protocol import LimitedHttpProtocol
+from gateway.http.context import RequestContext
+from gateway.http.protocol import HttpLimits, LimitedHttpProtocol
 
 
 class MemoryTransport(asyncio.Transport):

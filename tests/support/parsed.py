@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.parsing import (
-    Content,
-    ParserChoice,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    ToolSet,
-)
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.toolset import ToolSet
 
 WEATHER: dict[str, Any] = {
     "type": "object",

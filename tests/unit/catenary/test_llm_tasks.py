@@ -8,7 +8,7 @@ import pytest
 
 from catenary.v1 import common_pb2
 from catenary_apps.llm.endpoint import LIMITS, DocumentTask, PairTask
-from gateway.pooling import PooledEndpoint, PooledTask
+from gateway.pooling.endpoint import PooledEndpoint, PooledTask
 
 
 @pytest.mark.parametrize("kind", [DocumentTask, PairTask])

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches import SCHEMA, VERSION, BatchStore, FileLimits, FileStore, JobLimits
-from gateway.batches.job import BatchJob
+from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.job import BatchJob, JobLimits
 from gateway.batches.lines import BatchLine, LineResult
 from gateway.batches.objects import Batch, BatchStatus
-from gateway.batches.store import ClaimedBatch, LeaseLost, Outcome
-from gateway.state import Database
+from gateway.batches.schema import SCHEMA, VERSION
+from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost, Outcome
+from gateway.state.database import Database
 
 URL = "/v1/completions"
 LIMITS = JobLimits(1000, 10_000, 10_000, 3)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from gateway.parsing import ParserChoice, ToolSet
+from gateway.parsing.choice import ParserChoice
 from gateway.parsing.source import MAX_DRAFT
+from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import PARIS, ROME, SCHEMAS, Call, Output, read
 
 OPENED = "<|im_start|>assistant\n<think>\n"

@@ -10,7 +10,9 @@ import pytest
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.chat_input import to_chat_input
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 
 USER = {"role": "user", "content": "x"}

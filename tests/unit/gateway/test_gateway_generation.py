@@ -13,10 +13,11 @@ from gateway.errors import ApiError, bad_request
 from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
 from gateway.generation.planning import make_plan
-from gateway.link import SequenceEnded, SequenceFeed
-from gateway.link.inbox import FoundBeam
+from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed
 from gateway.link.steps import deliver, ended
-from gateway.schemas import CompletionRequest, RequestLimits, parse_request
+from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
 from gateway.streaming.entries import TokenLogprob
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json

@@ -14,7 +14,10 @@ from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import bad_word_tokens, make_plan, truncation
 from gateway.generation.priorities import Priorities, Standing
 from gateway.routes.embeddings import EmbeddingEndpoint
-from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 from tests.support.steps import counted
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json

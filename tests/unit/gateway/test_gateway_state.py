@@ -11,9 +11,9 @@ import pytest
 
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
-from gateway.state import Database, StateDirectory
 from gateway.state import database as database_module
-from gateway.state.database import Disk
+from gateway.state.database import Database, Disk
+from gateway.state.directory import StateDirectory
 
 
 def test_each_port_has_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

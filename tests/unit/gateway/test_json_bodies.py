@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway.errors import ApiError
-from gateway.http import BodyLimits, body, read_json_object, too_many_values
+from gateway.http import body
+from gateway.http.body import BodyLimits, read_json_object, too_many_values
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\[]{},:\n'),

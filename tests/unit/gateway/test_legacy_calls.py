@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.generation.legacy_calls import with_tools
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import ChatMessage
+from gateway.schemas.validation import parse_request
 
 USER = {"role": "user", "content": "x"}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
-from gateway.limits import KeyLimits, Limiter
+from gateway.limits.limiter import KeyLimits, Limiter
 from gateway.limits.store import Window
 
 MINUTE_S = 60.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.parsing import REASONING_PARSERS, TOOL_PARSERS
+from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS
 from gateway.parsing.formats import FORMATS
 from gateway.parsing.reasoning import HARMONY as HARMONY_THOUGHTS
 from gateway.parsing.reasoning import REASONING

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.parsing import Content, ParserChoice, Part, ToolCallArguments, ToolSet
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.events import Content, Part, ToolCallArguments
 from gateway.parsing.source import MAX_HELD
+from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import SCHEMAS
 
 WORDS = "word, " * 300

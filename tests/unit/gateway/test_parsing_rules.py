@@ -6,17 +6,10 @@ import json
 
 import pytest
 
-from gateway.parsing import (
-    TOOL_PARSERS,
-    Content,
-    ParserChoice,
-    Part,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    ToolSet,
-    tag_for,
-)
+from gateway.parsing.choice import TOOL_PARSERS, ParserChoice
+from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.tags import tag_for
+from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import SCHEMAS
 
 TOOLS = ToolSet(SCHEMAS)

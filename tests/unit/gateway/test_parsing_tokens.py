@@ -7,7 +7,9 @@ import json
 import pytest
 
 from catenary.text import Vocabulary
-from gateway.parsing import Content, ParserChoice, Part, ToolCallStart, ToolSet
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.events import Content, Part, ToolCallStart
+from gateway.parsing.toolset import ToolSet
 from tests.support.tiny_tokenizer import IM_END_ID, byte_ids, tokenizer_json
 
 CALL, CALL_END = 5, 6

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsing import ParserChoice, ToolSet
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import read_with
 
 SCHEMA: dict[str, Any] = {

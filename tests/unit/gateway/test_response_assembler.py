@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsing import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.responses import events
 from gateway.responses.assembler import OutputAssembler
 from gateway.streaming.logprobs import ChatLogprob

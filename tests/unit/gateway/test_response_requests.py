@@ -18,7 +18,7 @@ from gateway.responses.given import given_items
 from gateway.responses.request import ResponseRequest, read_request, response_request
 from gateway.responses.turns import Origin, chat_messages
 from gateway.routes.responses import ResponsesEndpoint
-from gateway.schemas import RequestLimits
+from gateway.schemas.limits import RequestLimits
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import tokenizer_json
 

@@ -12,9 +12,16 @@ import pytest
 
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
-from gateway.responses import Library, SqliteStore, StoreLimits
+from gateway.responses.library import Library
 from gateway.responses.objects import ResponseStatus, current_form, decode_response
-from gateway.responses.store import ConversationTooLarge, EventBatch, StoredEvents, StoredResponse
+from gateway.responses.sqlite import SqliteStore
+from gateway.responses.store import (
+    ConversationTooLarge,
+    EventBatch,
+    StoredEvents,
+    StoredResponse,
+    StoreLimits,
+)
 
 
 class Clock:

@@ -10,8 +10,13 @@ import pytest
 
 from catenary.text import TokenizerTraits
 from gateway.generation.parsing import choose_parser
-from gateway.parsing import RESPONSE_TEMPLATE, ParserChoice, ToolSet, read_response_template
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
+from gateway.parsing.response_template import read_response_template
+from gateway.parsing.toolset import ToolSet
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
 from tests.support.model_outputs import HERMES, MISTRAL, PYTHONIC, QWEN_CODER
 from tests.support.parsed import SCHEMAS, Output, read_with
 from tests.support.token_outputs import GLM

@@ -16,10 +16,15 @@ from catenary.v1 import common_pb2
 from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
 from gateway.generation.planning import make_plan
-from gateway.link import SequenceEnded
-from gateway.parsing import Content, ParserChoice, Reasoning, ToolCallArguments, ToolCallStart, ToolSet
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.streaming import ChoiceResult, TokenLogprob
+from gateway.link.inbox import SequenceEnded
+from gateway.parsing.choice import ParserChoice
+from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.toolset import ToolSet
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
+from gateway.streaming.delta import ChoiceResult
+from gateway.streaming.entries import TokenLogprob
 from gateway.text.models import Model
 from tests.support.parsed import SCHEMAS
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids, tokenizer_json

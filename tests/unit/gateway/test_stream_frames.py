@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
-from gateway.parsing import Content, Reasoning
+from gateway.parsing.events import Content, Reasoning
 from gateway.streaming.chat import ChatChunk, ChatWriter, ChunkChoice
 from gateway.streaming.completion import Completion, CompletionChoice, CompletionWriter
 from gateway.streaming.delta import ChoiceDelta

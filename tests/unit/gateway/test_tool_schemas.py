@@ -10,8 +10,10 @@ import pytest
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.parsing import choose_parser
-from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.calls import NO_CALLS, CallMode, CallPolicy
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.validation import parse_request
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 ADD = {"type": "function", "function": FUNCTION}

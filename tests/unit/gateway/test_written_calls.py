@@ -10,8 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsing import TOOL_PARSERS, ParserChoice, ToolSet, tag_for, tagged_for
+from gateway.parsing.choice import TOOL_PARSERS, ParserChoice
 from gateway.parsing.formats import FORMATS
+from gateway.parsing.tags import tag_for, tagged_for
+from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import Call, Read, read_with
 from tests.support.written_calls import BARE, SCHEMA, TYPES, WRITTEN
 

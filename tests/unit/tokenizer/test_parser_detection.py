@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from catenary.parsers import REASONING_PARSERS, TOOL_PARSERS
-from gateway.parsing import REASONING_PARSERS as READ_REASONING
-from gateway.parsing import TOOL_PARSERS as READ_TOOLS
+from gateway.parsing.choice import REASONING_PARSERS as READ_REASONING
+from gateway.parsing.choice import TOOL_PARSERS as READ_TOOLS
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import ModelFiles, Parsers, Renderer
 from services.tokenizer.rendering.probes import NAME
