@@ -15,19 +15,19 @@ from catenary.version import __version__
 USAGE = """\
 usage: catenary COMMAND [OPTIONS]
 
-  up           serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
+  up           serve models on this machine: starts gateway, router, tokenizer and engines
   chat         talk to a server from the terminal
-  plan         what an engine would do with a model on a card: memory, buckets, warm-up, settings
-  buckets      compare the static shapes that an engine would have, and learn better ones
-  profile      record what a running engine's steps spend their time on
-  bench        load on a server of the OpenAI API, or a batch in this process, and what it shows
-  top          watch engines, lanes and routers live
-  fleet        the same as JSON, once
-  drain        let an engine finish what it has and end
-  doctor       check whether this host is set up for Gaudi cards, and say what to do
-  vllm-serve   up, with the options of vllm serve
-  gaudi-start  up, with the letters of start_gaudi_vllm_server.sh
-  completion   a script that completes commands and options in bash or zsh
+  plan         estimate how a model runs on a card: memory, buckets, warm-up, recommended settings
+  buckets      compare an engine's static shapes across strategies, and learn better ones from traffic
+  profile      record where the steps of a running engine spend their time
+  bench        measure a server with the OpenAI API under load, or a batch in this process
+  top          watch engines, admission queues and routers live
+  fleet        print the same once, as JSON
+  drain        let an engine finish its sequences and exit
+  doctor       check the set-up of this host for Gaudi cards, and suggest fixes
+  vllm-serve   like up, with the options of vllm serve
+  gaudi-start  like up, with the options of start_gaudi_vllm_server.sh
+  completion   print a script that completes commands and options in bash or zsh
 
   catenary COMMAND --help, or catenary help COMMAND, lists a command's options
   catenary --version

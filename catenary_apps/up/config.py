@@ -17,7 +17,7 @@ from catenary_apps.up.elsewhere import service_flags, variables_of
 
 
 class UpConfig(ServiceConfig):
-    """Serve models on this machine: gateway, router, tokenizer and engines under one supervisor.
+    """Serve models on this machine: start gateways, routers, tokenizers and engines, and supervise them.
 
     An option of one service that is not here is set through that service's environment variable, which its
     processes inherit: CATENARY_ENGINE_MAX_NUM_SEQS=8 catenary up.
@@ -26,18 +26,19 @@ class UpConfig(ServiceConfig):
     model_config = settings(prefix="CATENARY_UP_")
 
     elsewhere: ClassVar[str] = (
-        "options of one service are variables, as CATENARY_ENGINE_MAX_NUM_SEQS=8 for the engine's "
-        "--max-num-seqs (docs/configuration.md); catenary vllm-serve takes those of vllm serve"
+        "options of a single service are environment variables: CATENARY_ENGINE_MAX_NUM_SEQS=8 is "
+        "the engine's --max-num-seqs (docs/configuration.md); catenary vllm-serve takes the "
+        "options of vllm serve"
     )
 
     positional: ClassVar[str] = "model"
 
     headings: ClassVar[Mapping[str, str]] = {
-        "model": "What is served",
-        "host": "Where it is served",
-        "engines": "How many processes, on which CPUs",
+        "model": "Model",
+        "host": "Addresses",
+        "engines": "Processes and CPUs",
         "api_key": "Access",
-        "cache_dir": "Where things are kept",
+        "cache_dir": "Files",
         "verbose": "Running",
     }
 
@@ -58,53 +59,55 @@ class UpConfig(ServiceConfig):
         default=("smollm2",),
         min_length=1,
         max_length=16,
-        description="Model: a Hugging Face directory, a GGUF file, a hub id, or a built-in one, smollm2 or "
-        "minilm. Several are served at once; each may be written as NAME=SOURCE, the name that requests use.",
+        description="Model to serve: a Hugging Face directory, a GGUF file, a hub id, or built-in smollm2 or "
+        "minilm. Several models are served at once. NAME=SOURCE also gives the name that requests use.",
     )
     task: tuple[str, ...] = Field(
         default=(),
         max_length=16,
-        description="What the model is served for: auto, generate, embed, score or classify; of several, "
-        "NAME=TASK. Default: what the model's files say.",
+        description="Task of the model: auto, generate, embed, score or classify; with several models "
+        "NAME=TASK. Default: read from the model's files.",
     )
     served_model_name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="Name that requests use for a single model."
+        default=None, min_length=1, max_length=256, description="Name that requests use, for a single model."
     )
     model_alias: tuple[str, ...] = Field(
         default=(),
         max_length=256,
-        description="Further names that requests may use: ALIAS for a single model; of several, ALIAS=NAME.",
+        description="Additional names that requests may use: ALIAS with a single model, ALIAS=NAME with "
+        "several.",
     )
     max_model_len: int | None = Field(
         default=None,
         ge=1,
-        description="Longest sequence in tokens, prompt and completion together. Of several models it is for "
-        "those that generate, like chat_template.",
+        description="Longest sequence in tokens, prompt and completion together. With several models it "
+        "applies to those that generate, as --chat-template does.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="Type to compute in."
+        default=None, description="Data type of the computation."
     )
     quantization: tuple[str, ...] = Field(
         default=(),
         max_length=17,
-        description="CPU: what weights are packed as: none, int8 or int4. Of several models NAME=VALUE is "
-        "for one of them, a value without a name for the others. Default: what CATENARY_ENGINE_QUANTIZATION "
-        "says.",
+        description="Weight quantization on a CPU: none, int8 or int4. With several models NAME=VALUE is "
+        "for one of them, and a value without a name for the others. Default: CATENARY_ENGINE_QUANTIZATION.",
     )
     gpu_memory_utilization: float | None = Field(
-        default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
+        default=None, gt=0, le=1, description="Fraction of the device's memory that an engine may use."
     )
     chat_template: Path | None = Field(default=None, description="File with a chat template for the model.")
     tool_parser: ToolParser | None = Field(
-        default=None, description="Parser of tool calls; none: no. Default: told by the chat template."
+        default=None,
+        description="Parser of tool calls; none turns it off. Default: derived from the chat template.",
     )
     reasoning_parser: ReasoningParser | None = Field(
-        default=None, description="Parser of reasoning; none: no. Default: told by the chat template."
+        default=None,
+        description="Parser of reasoning; none turns it off. Default: derived from the chat template.",
     )
     device: Literal["auto", "cpu", "cuda", "hpu", "sim"] = Field(
         default="auto",
-        description="Device of the engines. auto: hpu, cuda or cpu, by what is there. sim: an HPU simulated "
-        "on the CPU.",
+        description="Device of the engines. auto: hpu or cuda if the host has one, else cpu. sim: an HPU "
+        "simulated on the CPU.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address that the gateways listen on.")
@@ -112,85 +115,89 @@ class UpConfig(ServiceConfig):
         default=8000,
         ge=0,
         le=65535,
-        description="Port of the first gateway, others count on; 0: free ports.",
+        description="Port of the first gateway; further gateways use the ports after it. 0: any free ports.",
     )
     router_port: int = Field(
         default=7070,
         ge=0,
         le=65535,
-        description="Loopback port of the router for gRPC clients, those of several count on; 0: none.",
+        description="Loopback port of the first router, for gRPC clients; further routers use the ports "
+        "after it. 0: no port.",
     )
     tokenizer_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Loopback port of the tokenizer for gRPC clients, others' of several models count on; "
-        "0: none. Absent: the one behind the routers', 7071 behind a single one.",
+        description="Loopback port of the first model's tokenizer, for gRPC clients; further models use the "
+        "ports after it. 0: no port. Default: the port after the last router's, 7071 with one router.",
     )
-    engines: int = Field(default=1, ge=1, le=64, description="Number of engines of each model.")
+    engines: int = Field(default=1, ge=1, le=64, description="Engines for each model.")
     engine_roles: tuple[Literal["prefill", "decode", "both"], ...] = Field(
         default=(),
         max_length=64,
-        description="What each engine of a model that generates computes: prompts alone (prefill), what "
-        "follows them (decode) or both, one for each of --engines. Default: both.",
+        description="Role of each of the --engines of a model that generates: prefill (prompts only), decode "
+        "(tokens after the prompt) or both. Default: both.",
     )
-    routers: int = Field(default=1, ge=1, le=16, description="Number of routers.")
+    routers: int = Field(default=1, ge=1, le=16, description="Routers.")
     cpu_bind: str = Field(
         default="auto",
         max_length=8192,
-        description="CPUs that engines on a CPU compute on, as 0-7|8-15, one list for each engine, the "
-        "services taking the rest. none: wherever there is room. auto: one thread a core and each engine in "
-        "one NUMA node, once there are 8 cores; fewer are shared.",
+        description="CPUs on which engines compute, as 0-7|8-15: one list for each engine; the other "
+        "services get the remaining CPUs. none: no binding. auto: with 8 cores or more, each "
+        "engine is bound to cores of one NUMA node, one thread a core; with fewer, none.",
     )
     cpu_reserve: int | None = Field(
         default=None,
         ge=0,
         le=1024,
-        description="Cores for each engine on a CPU that cpu_bind auto keeps for the services. Absent: from "
-        "8 cores on one of them, and one of each further 16, for all engines together.",
+        description="Cores that --cpu-bind auto reserves for the other services, for each engine. Default: "
+        "one core from 8 cores on and one more for each further 16, for all engines together.",
     )
-    gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
+    gateways: int = Field(default=1, ge=1, le=64, description="Gateways.")
     tokenizers: int | None = Field(
         default=None,
         ge=1,
         le=64,
-        description="Number of tokenizer services of each model. Absent: two from 8 cores on, so that one "
-        "takes over from the other; with fewer one, for which requests wait while it is started again.",
+        description="Tokenizer services for each model. Default: two with 8 cores or more, so that one takes "
+        "over if the other fails; else one, and requests wait while it restarts.",
     )
 
     api_key: tuple[str, ...] = Field(
         default=(),
-        description="API keys of which clients must send one. Every user of this machine can read a flag: "
-        "--api-key-file is better.",
+        description="API keys; clients must send one of them. Every user of this machine can read flags, so "
+        "prefer --api-key-file.",
     )
     api_key_file: Path | None = Field(
         default=None,
-        description="File of API keys, one a line, maybe with limits of its own; # starts a comment.",
+        description="File of API keys, one a line, each optionally followed by limits; # starts a comment.",
     )
     cors_allow_origins: tuple[str, ...] = Field(
-        default=(), description="Origins that browsers may call from."
+        default=(), description="Origins from which browsers may call (CORS)."
     )
     ssl_certfile: Path | None = Field(default=None, description="Certificate for HTTPS.")
     ssl_keyfile: Path | None = Field(default=None, description="Private key for HTTPS.")
 
     cache_dir: Path | None = Field(
         default=None,
-        description="Prepared models and logs (default: CATENARY_CACHE, else ~/.cache/catenary).",
+        description="Directory of prepared models and logs. Default: CATENARY_CACHE, else ~/.cache/catenary.",
     )
     convert_timeout_s: float = Field(
-        default=7200.0, gt=0, le=86_400, description="Seconds that converting a GGUF file, once, may take."
+        default=7200.0,
+        gt=0,
+        le=86_400,
+        description="Timeout in seconds of the conversion of a GGUF file, which is done once.",
     )
     state_dir: Path | None = Field(
         default=None,
-        description="Directory of stored responses, files and batches, for all gateways together. Default: "
-        "the gateways' own, one for each port.",
+        description="Directory of stored responses, files and batches, shared by all gateways. Default: one "
+        "directory for each gateway's port.",
     )
     log_dir: Path | None = Field(
-        default=None, description="Directory for the services' logs (default: in the cache)."
+        default=None, description="Directory of the services' logs. Default: in the cache directory."
     )
     verbose: bool = Field(default=False, description="Show the services' logs on the terminal as well.")
     drain_s: float = Field(
-        default=30.0, ge=0, le=3600, description="Seconds that running requests get to end at shutdown."
+        default=30.0, ge=0, le=3600, description="Seconds that running requests get to finish at shutdown."
     )
 
     @field_validator("device")

@@ -86,7 +86,7 @@ def test_help_of_a_command_is_that_commands_help(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert shown.startswith("usage: catenary up [MODEL] [OPTIONS]")
     # Options stand in groups, and an option without a default says none.
-    assert shown.index("What is served:") < shown.index("Where it is served:") < shown.index("Logs:")
+    assert shown.index("Model:") < shown.index("Addresses:") < shown.index("Logs:")
     assert "[default: none]" not in shown
 
 

@@ -138,3 +138,10 @@ def test_the_glossary_names_folders_and_messages_that_exist() -> None:
     assert len(places) > 50
     assert [place for place in places if "/" in place and not (ROOT / place).is_dir()] == []
     assert [place for place in places if "/" not in place and not set(place.split(".")) <= names] == []
+
+
+def test_the_files_that_a_change_touches_exist() -> None:
+    text = (ROOT / "docs" / "contributing.md").read_text("utf-8")
+    places = {place for place in _CODE.findall(text) if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/[\w.-]*", place)}
+    assert len(places) > 30
+    assert {place for place in places if not (ROOT / place).exists()} == set()
