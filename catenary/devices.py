@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from catenary.gaudi_releases import PLUGIN
+from catenary.gaudi import PLUGIN
 
 _HABANA, _ACCELERATOR = "0x1da3", "0x1200"
 # The driver's nodes; the second is that of Windows' subsystem for Linux.

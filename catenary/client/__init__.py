@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from catenary.client.async_client import AsyncClient
 from catenary.client.client import Client
-from catenary.client.options import GenerateOptions
-from catenary.client.results import Answer, TextDelta, Usage
+from catenary.client.options import Answer, GenerateOptions, TextDelta, Usage
 
 __all__ = ["Answer", "AsyncClient", "Client", "GenerateOptions", "TextDelta", "Usage"]

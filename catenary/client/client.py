@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from catenary.client.async_client import AsyncClient
-from catenary.client.options import GenerateOptions
-from catenary.client.results import Answer, TextDelta
+from catenary.client.options import Answer, GenerateOptions, TextDelta
 from catenary.client.text import Messages
 from catenary.loop_thread import LoopThread
 from catenary.rpc import TlsFiles

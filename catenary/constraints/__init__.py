@@ -7,9 +7,8 @@ torch.
 
 from __future__ import annotations
 
-from catenary.constraints.compiling import check_grammar, explain, parser_limits
 from catenary.constraints.control_tokens import control_tokens
-from catenary.constraints.convert import DEFAULT_LIMITS, to_llguidance
+from catenary.constraints.convert import DEFAULT_LIMITS, check_grammar, explain, parser_limits, to_llguidance
 from catenary.constraints.json_schema import clean_schema, read_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintKind, ConstraintLimits
 from catenary.constraints.regex import read_regex

@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from catenary.schema_notes import SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
-
-__all__ = [
-    "COUNTS",
-    "FORMATS",
-    "MAX_DIVISOR",
-    "NEUTRAL",
-    "SCHEMAS",
-    "SCHEMA_LISTS",
-    "SCHEMA_OBJECTS",
-    "UNREADABLE_FORMATS",
-    "VALUES",
-]
-
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 UNREADABLE_FORMATS = (

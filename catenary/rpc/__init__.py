@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from catenary.addresses import TcpAddress, UnixAddress, parse_address
 from catenary.rpc.auth import Role
-from catenary.rpc.binding import AddressInUse
-from catenary.rpc.calls import CallCount
+from catenary.rpc.calls import CallCount, recorded
 from catenary.rpc.channel import open_channel
-from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
+from catenary.rpc.config import (
+    CLIENT_SECRET_ENV,
+    ENGINE_SECRET_ENV,
+    RpcConfig,
+    Secrets,
+    TlsFiles,
+    read_secret,
+)
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse
-from catenary.rpc.named import NamedAddresses
-from catenary.rpc.record import recorded
-from catenary.rpc.resolving import AddressFamilies, is_name, resolve
-from catenary.rpc.server import RpcServer
-from catenary.rpc.tls import TlsFiles
+from catenary.rpc.exposition import MetricsServer
+from catenary.rpc.resolving import AddressFamilies, NamedAddresses, is_name, resolve
+from catenary.rpc.server import AddressInUse, RpcServer
 
 __all__ = [
     "CLIENT_SECRET_ENV",
@@ -22,6 +26,7 @@ __all__ = [
     "AddressFamilies",
     "AddressInUse",
     "CallCount",
+    "MetricsServer",
     "NamedAddresses",
     "Role",
     "RpcConfig",

@@ -1,19 +1,98 @@
-"""Options of a service that listens for gRPC."""
+"""The options of a service's gRPC side: addresses, secrets, TLS files, limits."""
 
 from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import grpc
 from pydantic import Field, field_validator
 
 from catenary.addresses import parse_address
 from catenary.config import ConfigError, ServiceConfig, settings
-from catenary.rpc.tls import TlsFiles
+
+# A chain of certificates has a few kilobytes.
+MAX_PEM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of one side of a link.
+
+    A server needs cert and key, and ca when it asks clients for certificates. A client needs nothing to trust
+    the system's authorities, ca to trust its own, cert and key to show a certificate.
+    """
+
+    cert: Path | None
+    key: Path | None
+    ca: Path | None
+    require_client_cert: bool = False
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials of a listening side.
+
+    Raises:
+        StartRefused: a file is missing, not PEM, or the key does not belong to the certificate.
+    """
+    if files.cert is None or files.key is None:
+        raise ConfigError("TLS needs both tls_cert and tls_key")
+    if files.require_client_cert and files.ca is None:
+        raise ConfigError(
+            "tls_require_client_cert needs tls_ca, the authority that signs client certificates"
+        )
+    chain, key, ca = _read_all(files)
+    return grpc.ssl_server_credentials(
+        [(key or b"", chain or b"")], root_certificates=ca, require_client_auth=files.require_client_cert
+    )
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Credentials of a dialling side. Raises StartRefused like `server_credentials`."""
+    if (files.cert is None) is not (files.key is None):
+        raise ConfigError("a client certificate needs both tls_cert and tls_key")
+    chain, key, ca = _read_all(files)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+
+
+def _read_all(files: TlsFiles) -> tuple[bytes | None, bytes | None, bytes | None]:
+    chain, key, ca = (
+        _read("tls_cert", files.cert),
+        _read("tls_key", files.key),
+        _read("tls_ca", files.ca),
+    )
+    # gRPC reports bad material on stderr in its own words, or at the first handshake: check it here.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if files.cert is not None and files.key is not None:
+            context.load_cert_chain(files.cert, files.key, password="")
+    except (ssl.SSLError, ValueError, OSError):
+        raise ConfigError(f"tls_cert {files.cert} and tls_key {files.key} are not a PEM pair") from None
+    try:
+        if files.ca is not None:
+            context.load_verify_locations(files.ca)
+    except (ssl.SSLError, OSError):
+        raise ConfigError(f"tls_ca {files.ca} holds no PEM certificate") from None
+    return chain, key, ca
+
+
+def _read(option: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror or 'cannot be read'}") from None
+    if len(data) > MAX_PEM_BYTES:
+        raise ConfigError(f"{option} {path}: larger than {MAX_PEM_BYTES} bytes")
+    return data
+
 
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"

@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary.rpc.channel import open_channel
-from catenary.rpc.tls import TlsFiles
+from catenary.rpc.config import TlsFiles
 from catenary.runtime import StartRefused
 
 TIMEOUT_S = 5.0

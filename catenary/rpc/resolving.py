@@ -1,4 +1,4 @@
-"""The addresses behind a name: one service may run several times under it."""
+"""Resolve the names among configured addresses, again and again: several replicas may stand under one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import errno
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
 from catenary.addresses import TcpAddress, UnixAddress, parse_address
+from catenary.telemetry import get_logger
 
 
 def is_name(address: str) -> bool:
@@ -82,3 +83,42 @@ class AddressFamilies:
 def _version(address: str) -> int:
     parsed = parse_address(address)
     return 6 if isinstance(parsed, TcpAddress) and ":" in parsed.host else 4
+
+
+_log = get_logger(__name__)
+_LOOK_UP_S = 5.0
+_LOOK_UP_ALONE_S = 1.0
+
+
+class NamedAddresses:
+    """`literal` are those without a name; `names` are to be looked up again and again."""
+
+    def __init__(
+        self, addresses: Sequence[str], look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve
+    ) -> None:
+        """Raises ValueError for what is not an address."""
+        self.literal = tuple(address for address in addresses if not is_name(address))
+        self.names = tuple(address for address in addresses if is_name(address))
+        self._look_up = look_up
+        self._families = AddressFamilies()
+
+    def pause_s(self, *, connected: bool) -> float:
+        """Until names are looked up next; sooner while nobody is connected."""
+        return _LOOK_UP_S if connected else _LOOK_UP_ALONE_S
+
+    async def wanted(self, known: Mapping[str, bool]) -> dict[str, str]:
+        """What there is to dial now, each with the name or address that led to it.
+
+        `known`: what is dialled, and whether it is connected. Nobody is dropped for a name service that is
+        away: all of them are wanted then.
+        """
+        wanted = {address: address for address in self.literal}
+        connected = {address for address, is_connected in known.items() if is_connected}
+        for name in self.names:
+            try:
+                found = self._families.choose(name, await self._look_up(name), connected)
+            except OSError as error:
+                _log.debug("name not resolved", name=name, reason=error.strerror or "unknown")
+                found = list(known)
+            wanted = dict.fromkeys(found, name) | wanted
+        return wanted

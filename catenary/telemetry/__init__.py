@@ -1,4 +1,4 @@
-"""Logs, request and trace context, spans, metrics exposition."""
+"""Logs, request and trace context, spans."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from catenary.telemetry.context import (
     new_id,
     request_id,
 )
-from catenary.telemetry.exposition import MetricsServer
+from catenary.telemetry.exporting import configure_tracing
 from catenary.telemetry.logs import configure_logging, get_logger, log_as_the_program_does
 from catenary.telemetry.tracing import (
     Span,
     SpanNotes,
-    configure_tracing,
     record_span,
     set_tracer,
     span_here,
@@ -26,7 +25,6 @@ from catenary.telemetry.tracing import (
 )
 
 __all__ = [
-    "MetricsServer",
     "Span",
     "SpanNotes",
     "bind_request",

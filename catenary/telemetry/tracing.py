@@ -7,25 +7,16 @@ completions, keys or secrets.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Protocol
 
 from catenary.telemetry.context import bind_traceparent, child_traceparent, current_traceparent
-from catenary.telemetry.logs import get_logger
-
-_log = get_logger(__name__)
 
 Value = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Value]
 # Attributes that the block of a span may add to.
 SpanNotes = dict[str, Value]
-
-_DISABLED = "OTEL_SDK_DISABLED"
-_EXPORTER = "OTEL_TRACES_EXPORTER"
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 class Span(Protocol):
@@ -58,34 +49,6 @@ def set_tracer(tracer: Tracer | None) -> None:
     """Give all spans from here on to `tracer`."""
     global _tracer
     _tracer = tracer
-
-
-def wants_tracing(environment: Mapping[str, str]) -> bool:
-    """Whether the variables of OpenTelemetry ask for spans: an exporter is named, or an address for OTLP."""
-    if environment.get(_DISABLED, "").strip().lower() == "true":
-        return False
-    if exporter := environment.get(_EXPORTER, "").strip():
-        return exporter != "none"
-    return any(environment.get(name) for name in _ENDPOINTS)
-
-
-def configure_tracing(service: str) -> None:
-    """Export the spans of this process, as `catenary-SERVICE`, if the environment asks for that.
-
-    What keeps them from being exported is logged and keeps nobody from starting.
-    """
-    if not wants_tracing(os.environ):
-        return
-    try:
-        otel = import_module("catenary.telemetry.otel")
-    except ModuleNotFoundError as missing:
-        _log.warning("no spans are exported: install catenary[otel]", missing=missing.name)
-        return
-    try:
-        set_tracer(otel.exporting_tracer(f"catenary-{service}", os.environ))
-    except Exception:
-        # An exporter is anybody's, and so are the values of its variables.
-        _log.exception("no spans are exported")
 
 
 def start_span(name: str, parent: str | None, *, server: bool = False) -> Span:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from catenary.text.detokenizer import Detokenizer, WindowDetokenizer
 from catenary.text.stop import StopScanner
-from catenary.text.traits import TokenizerTraits
-from catenary.text.vocabulary import Vocabulary
+from catenary.text.vocabulary import TokenizerTraits, Vocabulary
 
 __all__ = [
     "Detokenizer",

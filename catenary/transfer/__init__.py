@@ -10,16 +10,18 @@ from catenary.transfer.connector import (
     PendingBlocks,
     Put,
     TlsPaths,
+    TransferError,
+    TransferFault,
     TransferSettings,
+    host_id,
     load_connector,
+    name_of,
+    new_ticket,
+    window_of,
 )
-from catenary.transfer.faults import TransferError, TransferFault
-from catenary.transfer.hosts import host_id
 from catenary.transfer.shm import ShmConnector
 from catenary.transfer.tcp import TcpConnector
-from catenary.transfer.tickets import name_of, new_ticket
 from catenary.transfer.tls import TlsConnector
-from catenary.transfer.windows import window_of
 
 BUILTIN: dict[str, type[Connector]] = {
     connector.name: connector for connector in (ShmConnector, TcpConnector, TlsConnector)

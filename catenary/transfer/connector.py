@@ -7,13 +7,121 @@ The fetching side is called from threads of its own. Neither ever runs in the lo
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import importlib
+import secrets
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+
+class TransferFault(StrEnum):
+    """A closed set: it labels a metric."""
+
+    # The offer names a connector that is not known here.
+    CONNECTOR = "connector"
+    # Shared memory with another host.
+    HOST = "host"
+    # Another block size, model, dtype or order of the numbers.
+    LAYOUT = "layout"
+    # The offer is malformed, or for another prompt.
+    MISMATCH = "mismatch"
+    # Nobody answers at the address.
+    UNREACHABLE = "unreachable"
+    # The offer was fetched before, expired or gave way; or the ticket is not its.
+    GONE = "gone"
+    # A block does not have the checksum that came with it.
+    CHECKSUM = "checksum"
+    # The peer broke the protocol or went away in the middle.
+    PROTOCOL = "protocol"
+    TIMEOUT = "timeout"
+    # Too many transfers at once.
+    BUSY = "busy"
+    # No blocks were free here, or they were needed by others before the sequence could start.
+    NO_BLOCKS = "no_blocks"
+    # The device failed to copy.
+    DEVICE = "device"
+
+
+class TransferError(Exception):
+    """KV was not moved. The text is for logs."""
+
+    def __init__(self, fault: TransferFault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_id() -> str:
+    """The same for all processes of one kernel since its start, and for no others. Empty: it cannot be told.
+
+    A digest: the id itself is nobody's business on the network.
+    """
+    try:
+        boot = _BOOT_ID.read_bytes()
+    except OSError:
+        return ""
+    return hashlib.blake2b(boot, digest_size=16, person=b"catenary host").hexdigest()
+
+
+# What a fast device and a fast network move while an engine that is busy makes one step.
+_WINDOW_BYTES: Final = 64 << 20
+_MOST_CHUNKS: Final = 16
+
+
+def window_of(chunk_bytes: int) -> int:
+    """Chunks of this size that a transfer keeps on their way: an engine looks at them once a step."""
+    return max(2, min(_MOST_CHUNKS, _WINDOW_BYTES // chunk_bytes))
+
+
+TICKET_BYTES: Final = 32
+DIGEST_BYTES: Final = 16
+
+_NAME: Final = b"catenary kv name"
+_REQUEST: Final = b"catenary kv ask"
+_BLOCK: Final = b"catenary kv data"
+
+
+def new_ticket() -> bytes:
+    """A ticket that nobody can guess."""
+    return secrets.token_bytes(TICKET_BYTES)
+
+
+def name_of(ticket: bytes) -> bytes:
+    """The public name of the ticket's offer, 16 bytes."""
+    return hashlib.blake2b(ticket, digest_size=DIGEST_BYTES, person=_NAME).digest()
+
+
+def sign(ticket: bytes, nonce: bytes, request: bytes) -> bytes:
+    """Proof that who asks for `request` on a connection that began with `nonce` has the ticket, 16 bytes."""
+    return hashlib.blake2b(nonce + request, digest_size=DIGEST_BYTES, key=ticket, person=_REQUEST).digest()
+
+
+def equal(one: bytes, other: bytes) -> bool:
+    """Compares secrets in constant time."""
+    return hmac.compare_digest(one, other)
+
+
+class Checksums:
+    """Checksums of one offer's blocks, 16 bytes each."""
+
+    def __init__(self, ticket: bytes, binding: bytes, layout: bytes) -> None:
+        self._keyed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=ticket, person=_BLOCK)
+        self._keyed.update(binding + layout)
+
+    def of(self, index: int, block: memoryview) -> bytes:
+        """That of the offer's block `index`."""
+        digest = self._keyed.copy()
+        digest.update(index.to_bytes(4, "little") + zlib.crc32(block).to_bytes(4, "little"))
+        return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,77 @@ he did not ask for. The proof covers the nonce, so a request cannot be played ag
 from __future__ import annotations
 
 import secrets
+import socket
 import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol
 
-from catenary.transfer.connector import Fetch
-from catenary.transfer.faults import TransferError, TransferFault
-from catenary.transfer.tickets import DIGEST_BYTES, name_of, sign
+from catenary.transfer.connector import (
+    DIGEST_BYTES,
+    Checksums,
+    Fetch,
+    Put,
+    TransferError,
+    TransferFault,
+    equal,
+    name_of,
+    sign,
+)
+
+
+@contextmanager
+def transfer_errors() -> Iterator[None]:
+    """Makes a socket's errors TransferErrors."""
+    try:
+        yield
+    except TimeoutError:
+        raise TransferError(TransferFault.TIMEOUT, "the transfer took too long") from None
+    except OSError as error:
+        raise TransferError(TransferFault.PROTOCOL, f"the connection broke: {error.strerror}") from None
+
+
+class TimedSocket:
+    """A connected socket that raises TransferError, and TIMEOUT from `deadline` (time.monotonic()) on."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.socket = sock
+        self.deadline = deadline
+
+    def arm(self) -> None:
+        """Gives the next call what is left of the time. Raises TransferError."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TransferError(TransferFault.TIMEOUT, "the transfer took too long")
+        self.socket.settimeout(left)
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Sends all of it."""
+        view = memoryview(data)
+        with transfer_errors():
+            while view:
+                self.arm()
+                view = view[self.socket.send(view) :]
+
+    def receive(self, count: int) -> bytes:
+        """Exactly so many bytes."""
+        data = bytearray(count)
+        self.receive_into(memoryview(data))
+        return bytes(data)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fills the view."""
+        with transfer_errors():
+            while view:
+                self.arm()
+                got = self.socket.recv_into(view)
+                if not got:
+                    raise TransferError(TransferFault.PROTOCOL, "the peer closed the connection")
+                view = view[got:]
+
 
 MAGIC: Final = b"CtKv"
 VERSION: Final = 1
@@ -120,3 +183,36 @@ def check_reply(data: bytes, fetch: Fetch) -> None:
         raise TransferError(_FAULTS[Status(status)], f"the offering engine answers {Status(status).name}")
     if count != fetch.count or (count and block_bytes != fetch.block_bytes):
         raise TransferError(TransferFault.PROTOCOL, "the offering engine announces other blocks")
+
+
+class ReceiveChunk(Protocol):
+    """Receives `count` blocks of `size` bytes: their checksums, and the blocks."""
+
+    def __call__(self, sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]: ...
+
+
+def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: ReceiveChunk, put: Put) -> None:
+    """Speaks the protocol on a connection, which is the caller's to close.
+
+    Raises TransferError, and what `put` raises. What `put` gets has the right checksums.
+    """
+    sock = TimedSocket(connection, fetch.deadline)
+    nonce = read_greeting(sock.receive(GREETING_BYTES))
+    try:
+        sock.send(make_request(fetch, nonce))
+    except TransferError as error:
+        # A server without room has answered, and left, before it is asked.
+        if error.fault is not TransferFault.PROTOCOL:
+            raise
+    check_reply(sock.receive(REPLY_BYTES), fetch)
+    checksums = Checksums(fetch.ticket, fetch.binding, fetch.layout)
+    size = fetch.block_bytes
+    for start in range(fetch.first, fetch.first + fetch.count, fetch.chunk_blocks):
+        count = min(fetch.chunk_blocks, fetch.first + fetch.count - start)
+        given, blocks = receive_chunk(sock, count, size)
+        for at, digest in enumerate(given):
+            if not equal(checksums.of(start + at, blocks[at * size : (at + 1) * size]), digest):
+                raise TransferError(TransferFault.CHECKSUM, f"block {start + at} is not what was sent")
+        put(blocks)
+    if fetch.count:
+        sock.send(THANKS)

@@ -11,21 +11,29 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from catenary.telemetry import get_logger
-from catenary.transfer.connector import BlockSource, Offered, PendingBlocks
-from catenary.transfer.faults import TransferError, TransferFault
+from catenary.transfer.connector import (
+    TICKET_BYTES,
+    BlockSource,
+    Checksums,
+    Offered,
+    PendingBlocks,
+    TransferError,
+    TransferFault,
+    equal,
+    sign,
+    window_of,
+)
 from catenary.transfer.protocol import (
     REQUEST_BYTES,
     THANKS,
     Kind,
     Request,
     Status,
+    TimedSocket,
     make_reply,
     new_greeting,
     read_request,
 )
-from catenary.transfer.sockets import TimedSocket
-from catenary.transfer.tickets import TICKET_BYTES, Checksums, equal, sign
-from catenary.transfer.windows import window_of
 
 log = get_logger(__name__)
 

@@ -20,12 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
-from catenary.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
-from catenary.transfer.faults import TransferError, TransferFault
-from catenary.transfer.fetching import fetch_blocks
+from catenary.transfer.connector import (
+    DIGEST_BYTES,
+    BlockSource,
+    Connector,
+    Fetch,
+    Put,
+    TransferError,
+    TransferFault,
+    TransferSettings,
+)
+from catenary.transfer.protocol import TimedSocket, fetch_blocks, transfer_errors
 from catenary.transfer.serving import OfferServer
-from catenary.transfer.sockets import TimedSocket, transfer_errors
-from catenary.transfer.tickets import DIGEST_BYTES
 
 _SUFFIX: Final = ".kv"
 _TAKEN: Final = b"\x01"

@@ -9,12 +9,18 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from catenary.addresses import TcpAddress, parse_address
-from catenary.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
-from catenary.transfer.faults import TransferError, TransferFault
-from catenary.transfer.fetching import fetch_blocks
+from catenary.transfer.connector import (
+    DIGEST_BYTES,
+    BlockSource,
+    Connector,
+    Fetch,
+    Put,
+    TransferError,
+    TransferFault,
+    TransferSettings,
+)
+from catenary.transfer.protocol import TimedSocket, fetch_blocks
 from catenary.transfer.serving import OfferServer
-from catenary.transfer.sockets import TimedSocket
-from catenary.transfer.tickets import DIGEST_BYTES
 
 
 class TcpConnector(Connector):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from catenary.cgroups import memory_limits
-from catenary.gaudi_releases import PLUGIN, PYTHONS, RELEASES, Version, supported, take_image, too_old
+from catenary.gaudi import PLUGIN, PYTHONS, RELEASES, Version, supported, take_image, too_old
 from catenary_apps.doctor.host import Survey
 from catenary_apps.doctor.result import Result, not_applicable, ok, problem, warning
 

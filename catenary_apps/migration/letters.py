@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Final
 
 from catenary.config import ConfigError
-from catenary.gaudi_models import named_for_float32_scores
+from catenary.gaudi import named_for_float32_scores
 from catenary_apps.migration.launch import ENGINE, UP, Launch
 from catenary_apps.migration.serve import parse_serve
 from services.engine.vllm_variables import Row, Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from catenary.gaudi_releases import supported
+from catenary.gaudi import supported
 from catenary_apps.plan.choices import Choice
 from catenary_apps.plan.planning import Planned
 from catenary_apps.plan.recommend import gib, recommend

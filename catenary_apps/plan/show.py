@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from catenary.config import flag_name
-from catenary.gaudi_releases import supported
+from catenary.gaudi import supported
 from catenary_apps.cli.output import counted
 from catenary_apps.plan.dividing import GIB
 from catenary_apps.plan.document import decode_bound, prefill_bound

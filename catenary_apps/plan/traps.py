@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from catenary.gaudi_releases import PLUGIN, too_old
+from catenary.gaudi import PLUGIN, too_old
 from catenary_apps.cli.output import counted
 from catenary_apps.plan.cards import CARDS_PER_NODE
 from catenary_apps.plan.dividing import GIB

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catenary.config import ConfigError
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from catenary.runtime import StartRefused, module_command
 from catenary_apps.up.child import wrapped
 from catenary_apps.up.plan import without_secrets

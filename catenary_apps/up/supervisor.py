@@ -13,7 +13,7 @@ from pathlib import Path
 
 from catenary.backoff import Backoff
 from catenary.config import ConfigError
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from catenary.runtime import StartRefused
 from catenary_apps.up.plan import ChildSpec, Stage
 from catenary_apps.up.process import ChildLog, ChildProcess, reap_orphans

@@ -20,8 +20,8 @@ SLOW = Script(step_delay_ms=5)
 
 @pytest.fixture
 def fast_look_up(monkeypatch):
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.02)
 
 
 class Names:

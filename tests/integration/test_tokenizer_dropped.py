@@ -75,8 +75,8 @@ class Fleet:
             return TokenizerTargets(*args, **kwargs, look_up=self._look_up)
 
         monkeypatch.setattr("gateway.text.pool.TokenizerTargets", targets)
-        monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
-        monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
+        monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.02)
+        monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.02)
         self.pool = TokenizerPool(
             [NAME], self._dial, render_timeout_s=20, wait_s=wait_s, silence_s=0.25, max_message_mib=1
         )

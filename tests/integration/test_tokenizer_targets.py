@@ -45,8 +45,8 @@ async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         return made(*args, **kwargs, look_up=names.look_up)
 
     monkeypatch.setattr("gateway.text.pool.TokenizerTargets", with_names)
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.02)
     pool = TokenizerPool(
         [f"dns:///{NAME}"], names.dial, render_timeout_s=20, wait_s=0, silence_s=0.5, max_message_mib=1
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from catenary.directories import NoHomeError, cache_directory
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from catenary.runtime import module_command
 from services.engine.model import huggingface
 from services.engine.model.checks import check_directory

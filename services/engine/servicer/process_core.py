@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from catenary.loop_thread import in_daemon_thread
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2

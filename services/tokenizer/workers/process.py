@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 import services
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from catenary.runtime import module_command
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.frames import AsyncFrames, LinkClosed

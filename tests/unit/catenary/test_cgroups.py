@@ -12,7 +12,7 @@ import pytest
 
 from catenary.cgroups import count_oom_kills, cpu_limit, memory_limits
 from catenary.cpus import read_topology
-from catenary.memory_deaths import MemoryWatch
+from catenary.memory import MemoryWatch
 from services.engine.device import memory
 
 MIB = 1 << 20

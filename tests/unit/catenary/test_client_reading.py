@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.client import AsyncClient
-from catenary.client.reading import TextReader, stop_strings
+from catenary.client.async_client import TextReader, stop_strings
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2
 from tests.support.tiny_tokenizer import byte_ids, tokenizer_json

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary.gaudi_releases import IMAGE, PYTHONS, RELEASES, too_old
+from catenary.gaudi import IMAGE, PYTHONS, RELEASES, too_old
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from catenary.resume import PoisonedRequests
-from catenary.resume.poison import fingerprint
+from catenary.resume import PoisonedRequests, fingerprint
 from catenary.v1 import common_pb2
 
 

@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from catenary.rpc import RpcError
-from catenary.rpc.handlers import wrap_handler
-from catenary.rpc.interceptor import _statuses
+from catenary.rpc.interceptor import _statuses, wrap_handler
 from catenary.v1 import common_pb2, router_pb2
 
 

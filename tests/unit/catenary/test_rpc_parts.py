@@ -22,9 +22,9 @@ from catenary.rpc import (
     refuse,
 )
 from catenary.rpc.auth import Authorizer
+from catenary.rpc.channel import channel_options, server_options
+from catenary.rpc.config import channel_credentials, server_credentials
 from catenary.rpc.health import HealthBoard
-from catenary.rpc.options import channel_options, server_options
-from catenary.rpc.tls import channel_credentials, server_credentials
 from catenary.runtime import StartRefused
 from catenary.v1 import common_pb2
 

@@ -8,8 +8,8 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from catenary.rpc import MetricsServer
 from catenary.telemetry import (
-    MetricsServer,
     bind_request,
     child_traceparent,
     configure_logging,

@@ -18,7 +18,7 @@ from catenary.telemetry import (
     tracing,
     unrecorded,
 )
-from catenary.telemetry.tracing import wants_tracing
+from catenary.telemetry.exporting import wants_tracing
 from tests.support.spans import Spans, spans_here
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

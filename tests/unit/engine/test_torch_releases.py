@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from catenary.gaudi_releases import RELEASES
+from catenary.gaudi import RELEASES
 from services.engine.device import grouped_mm, plain_grouped_mm
 from tests.support.torch_releases import lacking, names, stored_releases
 

@@ -95,8 +95,8 @@ class Channel:
 
 
 async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.01)
-    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.01)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.01)
+    monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.01)
     answers: list[Any] = [["10.0.0.1:1", "10.0.0.2:1", "[fd00::1]:1"]]
     channels: dict[str, Channel] = {}
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from catenary.gaudi_models import needs_float32_scores
+from catenary.gaudi import needs_float32_scores
 from services.engine.device.base import Device, Forward, Function
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.hpu import kernels

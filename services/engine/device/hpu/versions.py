@@ -14,7 +14,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from catenary.gaudi_releases import PLUGIN, RELEASES, too_old
+from catenary.gaudi import PLUGIN, RELEASES, too_old
 from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError
 

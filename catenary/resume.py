@@ -1,16 +1,249 @@
-"""One live sequence: what it has emitted, and how it goes on after a failure."""
+"""Failover of a sequence: its failures, what it has emitted, whether and when it is submitted again.
+
+Used by the gateway, and by the router for plain `Generate` calls.
+"""
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import ClassVar, TypeAlias
+
+from pydantic import BaseModel, Field
 
 from catenary.backoff import Backoff
-from catenary.resume.failure import Cause, Failure
-from catenary.resume.policy import ResumePolicy
-from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
 from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
+
+ROUTER_LOST = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_UNAVAILABLE,
+    message="The connection to the router was lost. Please retry.",
+    retryable=True,
+)
+ABORTED = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_UNAVAILABLE, message="The request was aborted by the server.", retryable=True
+)
+# What no other life could better.
+GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+NO_REASON = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_INTERNAL, message="The sequence failed without a reason."
+)
+
+
+class Cause(StrEnum):
+    """Why a sequence is submitted again. A closed set: it labels metrics."""
+
+    # Its engine died, was fenced, or stalled for too long.
+    ENGINE_LOST = "engine_lost"
+    # Its engine failed it, and perhaps a whole step with it.
+    ENGINE_FAILED = "engine_failed"
+    ROUTER_LOST = "router_lost"
+    # What runs it is about to end, or takes nothing new.
+    DRAINING = "draining"
+    # Nobody serves the model at the moment.
+    UNAVAILABLE = "unavailable"
+    OVERLOADED = "overloaded"
+    # Somebody other than its reader has aborted it.
+    ABORTED = "aborted"
+
+
+_CAUSES: dict[int, Cause] = {
+    common_pb2.ERROR_CODE_ENGINE_LOST: Cause.ENGINE_LOST,
+    common_pb2.ERROR_CODE_INTERNAL: Cause.ENGINE_FAILED,
+    common_pb2.ERROR_CODE_DRAINING: Cause.DRAINING,
+    common_pb2.ERROR_CODE_UNAVAILABLE: Cause.UNAVAILABLE,
+    common_pb2.ERROR_CODE_OVERLOADED: Cause.OVERLOADED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a life. `cause` is None for what no repetition mends; `refused`: it was never accepted."""
+
+    error: common_pb2.Error
+    cause: Cause | None
+    refused: bool = False
+    usage: common_pb2.Usage | None = None
+
+    @classmethod
+    def of_end(cls, end: common_pb2.SequenceEnd) -> Failure:
+        """An end with FINISH_REASON_ERROR, or with an ABORT that its reader did not ask for."""
+        if end.reason == common_pb2.FINISH_REASON_ABORT:
+            return cls(ABORTED, Cause.ABORTED, usage=end.usage)
+        error = end.error if end.HasField("error") else NO_REASON
+        return cls(error, _CAUSES.get(error.code) if error.retryable else None, usage=end.usage)
+
+    @classmethod
+    def of_refusal(cls, error: common_pb2.Error) -> Failure:
+        """A refusal, of a submit that may be the first one or not."""
+        cause = _CAUSES.get(error.code) if error.retryable else None
+        if cause is Cause.ENGINE_FAILED:
+            cause = None
+        if error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND:
+            # A router that has just been started does not know yet what its engines serve.
+            cause = Cause.UNAVAILABLE
+        return cls(error, cause, refused=True)
+
+    @classmethod
+    def router_lost(cls) -> Failure:
+        """The stream to the router broke, or the router is silent."""
+        return cls(ROUTER_LOST, Cause.ROUTER_LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Submit `Resumable.spec()` after `delay_s` seconds; by the clock's time `until`, or not at all."""
+
+    cause: Cause
+    delay_s: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing is missing: its last token was there, and only the word that it is the last one was lost."""
+
+    end: common_pb2.SequenceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """It was tried for long enough, or harms engines."""
+
+    cause: Cause
+    error: common_pb2.Error
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Its reader gets this error: trying again does not mend it."""
+
+    error: common_pb2.Error
+
+
+Verdict: TypeAlias = Again | Finished | GivenUp | Passed
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """Bounds of failover, for every sequence alike.
+
+    max_attempts: lives in a row that may end without a token; max_lives: lives of a sequence in all;
+    wait_s: seconds in which nobody may take it before it is given up, counted from the failure;
+    first_delay_s, longest_delay_s: pauses before it is submitted again double between these, each shortened
+    by up to half at random.
+    """
+
+    max_attempts: int = 8
+    max_lives: int = 64
+    wait_s: float = 15.0
+    first_delay_s: float = 0.02
+    longest_delay_s: float = 2.0
+
+
+_DIGEST_BYTES = 16
+
+
+class PoisonedRequests:
+    """Fingerprints of requests during whose first forward an engine died that computed nothing else.
+
+    At most `limit` of them, each for `ttl_s` seconds: who sends such a request again under another name gets
+    no further engine. While there are none, nothing is computed.
+    """
+
+    def __init__(self, *, limit: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._ttl_s = ttl_s
+        self._clock = clock
+        # In the order in which they are forgotten.
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def __contains__(self, spec: common_pb2.SequenceSpec) -> bool:
+        now = self._clock()
+        while self._until and next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
+        return bool(self._until) and fingerprint(spec) in self._until
+
+    def add(self, spec: common_pb2.SequenceSpec) -> None:
+        """An engine died while it computed this sequence alone."""
+        name = fingerprint(spec)
+        self._until[name] = self._clock() + self._ttl_s
+        self._until.move_to_end(name)
+        if len(self._until) > self._limit:
+            self._until.popitem(last=False)
+
+
+def fingerprint(spec: common_pb2.SequenceSpec) -> bytes:
+    """A digest of what an engine computes for a sequence: its prompt and parameters.
+
+    The seed, which is drawn anew for most requests, who asks, and what is reported are left out, and so is
+    what was emitted before: another life of the sequence is the same request.
+    """
+    prompt_len = spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids)
+    sampling = common_pb2.SamplingParams()
+    sampling.CopyFrom(spec.sampling)
+    sampling.ClearField("seed")
+    computed = common_pb2.SequenceSpec(
+        model=spec.model,
+        token_ids=spec.token_ids[:prompt_len],
+        sampling=sampling,
+        stopping=spec.stopping,
+        constraint=spec.constraint if spec.HasField("constraint") else None,
+        beam_search=spec.beam_search if spec.HasField("beam_search") else None,
+        pooling=spec.pooling if spec.HasField("pooling") else None,
+    )
+    return blake2b(computed.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
+
+
+class ResumeOptions(BaseModel):
+    """A part of the gateway's options, and of the router's, which resumes plain `Generate` calls alone."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "failover_wait_s": "Failover",
+    }
+
+    failover_wait_s: float = Field(
+        15.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a request (in a router: a plain Generate call) waits for an engine, a "
+        "router or (in a gateway) a tokenizer in place of a lost one.",
+    )
+    failover_attempts: int = Field(
+        8,
+        ge=1,
+        le=1000,
+        description="Engines or routers in a row that a request may lose without a token before it fails.",
+    )
+    failover_lives: int = Field(
+        64, ge=1, le=100_000, description="Engines or routers that a request may lose in all before it fails."
+    )
+    poison_ttl_s: float = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="Seconds for which a request that killed engines, the last one alone, is refused.",
+    )
+    max_poisoned: int = Field(
+        1024, ge=1, le=1_000_000, description="Such requests that are remembered; older ones are forgotten."
+    )
+
+    def resume_policy(self) -> ResumePolicy:
+        """How often and how long a sequence is tried again."""
+        return ResumePolicy(self.failover_attempts, self.failover_lives, self.failover_wait_s)
+
+    def poisoned_requests(self) -> PoisonedRequests:
+        """A memory for requests that kill engines."""
+        return PoisonedRequests(limit=self.max_poisoned, ttl_s=self.poison_ttl_s)
+
 
 # Engines that may die in a sequence's first forward before it is computed alone.
 DEATHS_BEFORE_ALONE = 2

@@ -1,4 +1,4 @@
-"""The /metrics page of a process that speaks no HTTP otherwise."""
+"""Serve the /metrics page of a process that speaks no HTTP otherwise."""
 
 from __future__ import annotations
 
