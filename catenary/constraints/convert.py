@@ -1,4 +1,4 @@
-"""Convert a constraint to the grammar that llguidance compiles, and compile it, with errors in our own words."""
+"""Convert a constraint to the grammar that llguidance compiles, and check that it compiles."""
 
 from __future__ import annotations
 

@@ -155,6 +155,9 @@ _SAYS = ("additionalProperties", "patternProperties")
 def close_objects(root: dict[str, Any], limits: ConstraintLimits) -> None:
     """Close, in place, the objects of a schema of honoured keywords that `_SAYS` nothing of other properties.
 
+    By the specification an object that lists properties may have any others. Authors of schemas rarely mean
+    that, and a model that is free to invent properties does so.
+
     Where several schemas hold for one value (`allOf`, or `properties` beside `$ref` or `anyOf`), the
     outermost lists what all of them list: closed one by one they would exclude each other's.
 

@@ -1,4 +1,4 @@
-"""Surround every call of a server: authorization, limits, request context, metrics, exceptions to statuses."""
+"""Surround every call of a server: authorization, limits, request context, metrics, status codes."""
 
 from __future__ import annotations
 
