@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+from html import unescape
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain_metrics
@@ -105,10 +110,41 @@ async def test_the_address_itself_is_a_page_that_says_what_this_is(stack: Stack)
         assert path in text
 
 
+def command_of(page: str) -> list[str]:
+    """The words of the command that the page shows, as a shell reads them."""
+    found = re.search(r"<pre>(.*?)</pre>", page, re.DOTALL)
+    assert found is not None
+    return shlex.split(unescape(found.group(1)))
+
+
+async def test_the_command_of_the_page_is_a_request_that_the_server_answers(stack: Stack) -> None:
+    page = (await stack.get("/", {"Host": "127.0.0.1:8000"})).body.decode()
+    program, url, _, header, _, body = command_of(page)
+    assert (program, header) == ("curl", "Content-Type: application/json")
+    assert url == "http://127.0.0.1:8000/v1/chat/completions"
+    assert "<code>http://127.0.0.1:8000/v1</code>" in page
+    answer = await stack.post("/v1/chat/completions", json.loads(body) | {"max_tokens": 1})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "10.0.0.7", "[::1]:8000"])
+async def test_the_page_shows_the_address_that_its_client_wrote(stack: Stack, host: str) -> None:
+    page = (await stack.get("/", {"Host": host})).body.decode()
+    assert f"<code>http://{host}/v1</code>" in page
+    assert command_of(page)[1] == f"http://{host}/v1/chat/completions"
+
+
+async def test_the_page_knows_that_a_proxy_took_tls_off(stack: Stack) -> None:
+    page = (await stack.get("/", {"Host": "localhost", "X-Forwarded-Proto": "https"})).body.decode()
+    assert command_of(page)[1] == "https://localhost/v1/chat/completions"
+
+
 async def test_the_page_of_a_gateway_with_keys_names_no_model(start_stack: StartStack) -> None:
     stack = await start_stack(api_key=("k-one",))
-    page = await stack.get("/")
+    page = await stack.get("/", {"Host": "localhost"})
     assert page.status == 200
     assert MODEL not in page.body.decode()
     assert "and an API key" in page.body.decode()
+    words = ["API_KEY=...;", "curl", "http://localhost/v1/models", "-H", "Authorization: Bearer $API_KEY"]
+    assert command_of(page.body.decode()) == words
     assert (await stack.get("/v1/models")).status == 401
