@@ -19,7 +19,6 @@ from benchmarks.memory_link import MemoryLink
 from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import decode_options
 from services.engine.core.startup import start_engine
 from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
 
@@ -30,8 +29,7 @@ class Core:
     """A core in this process. `calls`: what the model's calls took, in seconds."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = decode_options(config.model_dump_json().encode())
-        self.engine = start_engine(options, lambda activity, fraction: None)
+        self.engine = start_engine(config, lambda activity, fraction: None)
         self.vocab_size = self.engine.ready.model.vocab_size
         self.link = MemoryLink()
         link: Any = self.link

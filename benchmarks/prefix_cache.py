@@ -19,7 +19,6 @@ from benchmarks.memory_link import MemoryLink
 from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import decode_options
 from services.engine.core.startup import start_engine
 from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
 
@@ -28,8 +27,7 @@ class Core:
     """A core in this process, one sequence at a time."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = decode_options(config.model_dump_json().encode())
-        self.engine = start_engine(options, lambda activity, fraction: None)
+        self.engine = start_engine(config, lambda activity, fraction: None)
         self.link = MemoryLink()
         link: Any = self.link
         self.loop = CoreLoop(link, self.engine)

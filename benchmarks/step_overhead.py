@@ -22,7 +22,6 @@ from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.config import EngineConfig
 from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import decode_options
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import CpuDevice
@@ -259,7 +258,7 @@ def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
 def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
     """Prints what a turn with a real model takes beside the model's own calls, wall time."""
     options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
-    engine = start_engine(decode_options(options.model_dump_json().encode()), lambda activity, done: None)
+    engine = start_engine(options, lambda activity, done: None)
     calls: list[tuple[str, float, float]] = []
     time_forwards(engine.model, calls)
     print(f"{name}, greedy; wall ms per step, medians")

@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.memory_link import MemoryLink
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import decode_options
 from services.engine.core.startup import start_engine
 from services.engine.graphs import Phase
 from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
@@ -63,7 +62,7 @@ def start_once(arguments: argparse.Namespace) -> dict[str, Any]:
         if activity == "warming up":
             warming.append(time.monotonic())
 
-    engine = start_engine(decode_options(config.model_dump_json().encode()), progress)
+    engine = start_engine(config, progress)
     ready = time.monotonic()
     tokens = _answer(engine, arguments.tokens)
     answered = time.monotonic()

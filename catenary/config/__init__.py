@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from catenary.config.describe import options_markdown
+from catenary.config.listening import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, ListenOptions
 from catenary.config.load import Given, check_variables, load
 from catenary.config.parser import build_parser, parse_flags
 from catenary.config.settings import EMPTY_KEY, ConfigError, ServiceConfig, env_name, flag_name, settings
@@ -11,11 +12,14 @@ from catenary.config.variables import VARIABLES
 from catenary.config.wording import expected_one_of, reason
 
 __all__ = [
+    "CLIENT_SECRET_ENV",
     "EMPTY_KEY",
+    "ENGINE_SECRET_ENV",
     "SERVICE_PREFIXES",
     "VARIABLES",
     "ConfigError",
     "Given",
+    "ListenOptions",
     "ServiceConfig",
     "build_parser",
     "check_variables",

@@ -57,14 +57,14 @@ def build_parser(cls: type[ServiceConfig], *, prog: str) -> argparse.ArgumentPar
 
 
 def _groups(cls: type[ServiceConfig]) -> dict[str, list[str]]:
-    """The fields by heading: what the class itself declares first, then what its bases share with others."""
+    """The fields by heading: first those of the most derived class that declares any, then the others'."""
     headings = {name: text for base in cls.__mro__ for name, text in getattr(base, "headings", {}).items()}
     groups: dict[str, list[str]] = {}
     heading = "Options"
     for name in cls.model_fields:
         heading = headings.get(name, heading)
         groups.setdefault(heading, []).append(name)
-    own = inspect.get_annotations(cls)
+    own = next(names for base in cls.__mro__ if (names := inspect.get_annotations(base)))
     return dict(sorted(groups.items(), key=lambda item: item[1][0] not in own))
 
 

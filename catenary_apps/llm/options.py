@@ -18,7 +18,7 @@ from catenary.parameters import UnknownNameError
 from catenary.rpc import RpcConfig
 from catenary_apps.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Launch, ServeOption
 from services.engine.config import EngineConfig
-from services.engine.transfer_options import TransferOptions
+from services.engine.option_groups import TransferOptions
 
 # Options of the engine that concern its network: there is none here.
 _NETWORK = frozenset(

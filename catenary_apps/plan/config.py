@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from catenary.config import flag_name, settings
 from catenary_apps.cli.drawing import PictureFile
-from services.engine.bucketing_options import BucketingOptions
+from services.engine.options import BucketingOptions
 
 _FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
 
@@ -158,6 +158,7 @@ class PlanConfig(BucketingOptions):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
+        self.check_buckets()
         if self.expected_len is not None and self.expected_len > (self.max_model_len or self.expected_len):
             raise ValueError(
                 f"--expected-len {self.expected_len} is more than --max-model-len {self.max_model_len}"

@@ -30,8 +30,8 @@ from catenary.telemetry import configure_logging, configure_tracing, get_logger,
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from catenary.version import __version__
 from services.engine.config import EngineConfig
-from services.engine.idle_options import idle_options
 from services.engine.model import UnknownModelError, resolve_source
+from services.engine.options import idle_options
 from services.engine.servicer import (
     Core,
     CoreFactory,

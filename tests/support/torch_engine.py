@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import transformers
 
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import Device
 from services.engine.link import (
@@ -26,6 +24,7 @@ from services.engine.link import (
     SamplingOptions,
     SubmitSequence,
 )
+from services.engine.options import EngineOptions
 
 VOCAB = 128
 
@@ -74,13 +73,13 @@ def save_tiny_model(kind: str, directory: Path, **overrides: Any) -> Path:
     return directory
 
 
-def core_options(**overrides: Any) -> CoreOptions:
+def core_options(**overrides: Any) -> EngineOptions:
     """The engine's defaults, as its core gets them, with changes."""
-    options = decode_options(EngineConfig(device="cpu").model_dump_json().encode())
-    return msgspec.structs.replace(options, **overrides)
+    options = EngineOptions.decode(EngineConfig(device="cpu").model_dump_json().encode())
+    return EngineOptions(**(options.model_dump() | overrides))
 
 
-def tiny_options(directory: Path, **overrides: Any) -> CoreOptions:
+def tiny_options(directory: Path, **overrides: Any) -> EngineOptions:
     """Options of a small float32 core."""
     values: dict[str, Any] = {
         "model": str(directory),
@@ -131,7 +130,7 @@ class Output:
 class LocalCore:
     """A core's loop in this process."""
 
-    def __init__(self, options: CoreOptions, device: Device | None = None) -> None:
+    def __init__(self, options: EngineOptions, device: Device | None = None) -> None:
         self.engine: Engine = start_engine(options, lambda activity, fraction: None, device)
         self.link = MemoryLink()
         link: Any = self.link

@@ -5,7 +5,6 @@ Imports no torch by itself.
 
 from __future__ import annotations
 
-from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.process import serve
 
-__all__ = ["CoreOptions", "decode_options", "serve"]
+__all__ = ["serve"]

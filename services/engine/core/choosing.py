@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgspec.structs import replace
-
 from catenary.directories import NoHomeError, expanded
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions
 from services.engine.link import BlockingLink, CoreReady, ToCore
 from services.engine.model import ModelError, Task, check_directory, find_task, prepare_model
+from services.engine.options import EngineOptions
 
 Progress = Callable[[str, float | None], None]
 
@@ -39,7 +37,7 @@ class StartedEngine(Protocol):
         """Ends what it holds."""
 
 
-def start(options: CoreOptions, progress: Progress) -> tuple[StartedEngine, Callable[[BlockingLink], Loop]]:
+def start(options: EngineOptions, progress: Progress) -> tuple[StartedEngine, Callable[[BlockingLink], Loop]]:
     """Loads the model and makes it ready; and what makes its loop. Raises StartError."""
     progress("loading torch and the model's files", 0.05)
     directory, task = _find(options, progress)
@@ -47,14 +45,14 @@ def start(options: CoreOptions, progress: Progress) -> tuple[StartedEngine, Call
     if task is Task.GENERATE:
         startup: Any = importlib.import_module("services.engine.core.startup")
         loop: Any = importlib.import_module("services.engine.core.loop")
-        engine = startup.start_engine(replace(options, model=str(directory)), progress)
+        engine = startup.start_engine(options.model_copy(update={"model": str(directory)}), progress)
         return engine, lambda link: loop.CoreLoop(link, engine)
     pooled: Any = importlib.import_module("services.engine.core.pooled")
     engine = pooled.start_pooled(options, directory, task, progress)
     return engine, lambda link: pooled.PooledLoop(link, engine)
 
 
-def _find(options: CoreOptions, progress: Progress) -> tuple[Path, Task]:
+def _find(options: EngineOptions, progress: Progress) -> tuple[Path, Task]:
     try:
         cache = expanded(options.cache_dir) if options.cache_dir else None
         directory = prepare_model(

@@ -7,12 +7,12 @@ import os
 from catenary.cpus import Binding, EngineCpus, format_cpus, parse_binding, place, read_topology
 from catenary.telemetry import get_logger
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions
+from services.engine.options import EngineOptions
 
 log = get_logger(__name__)
 
 
-def bind_core(options: CoreOptions) -> None:
+def bind_core(options: EngineOptions) -> None:
     """Keep this process, and every thread that it will start, on the CPUs of the options.
 
     Before anything is loaded, so that memory comes from the NUMA node of these CPUs. Raises StartError for
@@ -38,7 +38,7 @@ def bind_core(options: CoreOptions) -> None:
         )
 
 
-def cpus_of(options: CoreOptions) -> EngineCpus:
+def cpus_of(options: EngineOptions) -> EngineCpus:
     """Threads of the forwards and, if they are bound, the CPU of each. Raises ValueError, one line."""
     try:
         # By itself an engine does not know who else computes here, so it takes no CPU that it was not given.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
 from catenary.directories import expanded
 from catenary.telemetry import get_logger
 from services.engine.core.cpus import cpus_of
-from services.engine.core.options import CoreOptions
 from services.engine.device import (
     AttentionSettings,
     CpuSettings,
@@ -25,6 +23,7 @@ from services.engine.device import (
     execution_mode,
     open_device,
 )
+from services.engine.options import EngineOptions
 
 log = get_logger(__name__)
 
@@ -41,7 +40,7 @@ _MODES = {
 }
 
 
-def device_of(options: CoreOptions) -> Device:
+def device_of(options: EngineOptions) -> Device:
     """Opens it. Raises DeviceError, or ValueError for options that contradict each other."""
     mode = execution_mode(
         options.device,
@@ -74,7 +73,7 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
         log.warning("options that change nothing in this execution mode", options=idle, mode=mode.value)
 
 
-def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
+def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
     """The part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
     cache = expanded(options.cache_dir) if options.cache_dir else None
@@ -88,11 +87,11 @@ def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> C
     )
 
 
-def hpu_settings(options: CoreOptions) -> HpuSettings:
+def hpu_settings(options: EngineOptions) -> HpuSettings:
     """The part of the options that an HPU takes."""
     cache = None
     if options.recipe_cache is not None:
-        cache = RecipeCache(Path(options.recipe_cache), options.recipe_cache_mib, options.recipe_cache_clear)
+        cache = RecipeCache(options.recipe_cache, options.recipe_cache_mib, options.recipe_cache_clear)
     return HpuSettings(
         layers_per_graph=options.layers_per_graph,
         regional_compilation=options.regional_compilation,

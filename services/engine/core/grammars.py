@@ -17,8 +17,8 @@ from services.engine.constraints import (
     open_xgrammar,
     read_vocabulary,
 )
-from services.engine.core.options import CoreOptions
 from services.engine.model import DirectoryFacts
+from services.engine.options import EngineOptions
 
 _MOST_THREADS = 8
 
@@ -49,7 +49,7 @@ class Grammars:
 NO_GRAMMARS = Grammars()
 
 
-def open_grammars(options: CoreOptions, directory: Path, width: int, facts: DirectoryFacts) -> Grammars:
+def open_grammars(options: EngineOptions, directory: Path, width: int, facts: DirectoryFacts) -> Grammars:
     """The grammars for a model with logits of this width; none if its tokenizer does not allow it.
 
     Raises ValueError if the backend is not installed.

@@ -25,7 +25,7 @@ from services.engine.core.arrivals import Arrivals
 from services.engine.core.errors import StartError
 from services.engine.core.fetching import Waiting
 from services.engine.core.offers import OfferBook, OfferTerms
-from services.engine.core.options import CoreOptions
+from services.engine.core.sizing import Sizing
 from services.engine.link import (
     CoreErrorCode,
     OfferedKv,
@@ -35,6 +35,7 @@ from services.engine.link import (
 )
 from services.engine.model import weights_fingerprint
 from services.engine.model.paged import PagedModel
+from services.engine.options import EngineOptions
 from services.engine.runner import BlockCopies
 from services.engine.scheduler import Scheduler, Sequence, SequenceRefused, sequence_from
 
@@ -166,13 +167,13 @@ def prompt_alone(message: SubmitSequence) -> Sequence:
 
 
 def open_handover(
-    options: CoreOptions,
+    options: EngineOptions,
+    sizing: Sizing,
     model: PagedModel,
     directory: Path,
     config: Mapping[str, Any],
     scheduler: Scheduler,
     copies: BlockCopies,
-    total_blocks: int,
 ) -> Handover:
     """The part that the role asks for. Raises StartError if a connector cannot be had."""
     if options.role == "both":
@@ -185,7 +186,7 @@ def open_handover(
         max_transfers=options.max_kv_transfers,
         tls=_tls(options),
     )
-    layout = layout_of(options, model, directory, config)
+    layout = layout_of(options, sizing.block_size, model, directory, config)
     own = load_connector(options.kv_connector, BUILTIN)(settings)
     if options.role == "decode":
         connectors = {name: kind(settings) for name, kind in BUILTIN.items()} | {own.name: own}
@@ -194,22 +195,24 @@ def open_handover(
             copies,
             connectors,
             layout=layout,
-            block_size=options.block_size,
+            block_size=sizing.block_size,
             timeout_s=options.kv_transfer_timeout_s,
             max_transfers=options.max_kv_transfers,
         )
         return Handover(scheduler, arrivals=arrivals, connectors=tuple(connectors.values()))
-    offers = OfferBook(scheduler.kept, copies, block_size=options.block_size)
+    offers = OfferBook(scheduler.kept, copies, block_size=sizing.block_size)
     try:
         address = own.serve(offers)
     except OSError as error:
         raise StartError(f"kv-connector {own.name} cannot listen: {error.strerror or error}") from None
-    most = max(1, int(options.kv_offer_share * total_blocks))
+    most = max(1, int(options.kv_offer_share * sizing.kv.num_blocks))
     offers.terms = OfferTerms(own.name, address, layout, options.kv_offer_ttl_s, most)
     return Handover(scheduler, offers, connectors=(own,))
 
 
-def layout_of(options: CoreOptions, model: PagedModel, directory: Path, config: Mapping[str, Any]) -> bytes:
+def layout_of(
+    options: EngineOptions, block_size: int, model: PagedModel, directory: Path, config: Mapping[str, Any]
+) -> bytes:
     """What two engines must have alike so that one's blocks mean the same in the other, as 16 bytes.
 
     The same model with other weights, a fine-tune say, is another one.
@@ -219,7 +222,7 @@ def layout_of(options: CoreOptions, model: PagedModel, directory: Path, config: 
     stretched = options.max_model_len if any(kind in rotary for kind in _STRETCHED) else None
     facts = (
         _LAYOUT_VERSION,
-        options.block_size,
+        block_size,
         str(model.dtype),
         model.backend,
         weights_fingerprint(directory),
@@ -230,13 +233,13 @@ def layout_of(options: CoreOptions, model: PagedModel, directory: Path, config: 
     return hashlib.blake2b(repr(facts).encode(), digest_size=16, person=b"catenary layout").digest()
 
 
-def _tls(options: CoreOptions) -> TlsPaths | None:
+def _tls(options: EngineOptions) -> TlsPaths | None:
     if options.tls_cert is None or options.tls_key is None or options.tls_ca is None:
         return None
-    return TlsPaths(options.tls_cert, options.tls_key, options.tls_ca)
+    return TlsPaths(str(options.tls_cert), str(options.tls_key), str(options.tls_ca))
 
 
-def _directory(options: CoreOptions) -> Path:
+def _directory(options: EngineOptions) -> Path:
     # One for this user alone: others may write to the temporary directory, and to many a shared volume.
     if options.kv_transfer_directory:
         return expanded(options.kv_transfer_directory) / f"kv-{os.geteuid()}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from services.engine.core.options import CoreOptions
 from services.engine.model.paged import PagedModel
+from services.engine.options import EngineOptions
 
 # Where padding costs nothing: a prompt that comes alone is computed in fewer pieces, and of short prompts as
 # many together as the tokens allow.
@@ -30,7 +30,7 @@ class StepLimits:
     padded_tokens: int
 
 
-def step_limits(options: CoreOptions, model: PagedModel) -> StepLimits:
+def step_limits(options: EngineOptions, model: PagedModel) -> StepLimits:
     """What the options say, or what is best for the way in which the model is computed."""
     tokens, free = options.max_num_batched_tokens, model.skips_padding
     # Listed buckets are for the tokens of a step.

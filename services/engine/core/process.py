@@ -9,7 +9,6 @@ from catenary.telemetry import configure_logging, get_logger
 from services.engine.core.choosing import start
 from services.engine.core.cpus import bind_core
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions, decode_options
 from services.engine.link import (
     BlockingLink,
     CoreFailed,
@@ -19,6 +18,7 @@ from services.engine.link import (
     StartCore,
     ToCore,
 )
+from services.engine.options import EngineOptions
 
 log = get_logger(__name__)
 
@@ -45,15 +45,15 @@ def serve(link: BlockingLink, *, own_process: bool = True) -> int:
     return 0
 
 
-def _receive_start(link: BlockingLink) -> tuple[CoreOptions, list[ToCore]]:
+def _receive_start(link: BlockingLink) -> tuple[EngineOptions, list[ToCore]]:
     first, *rest = link.poll(None)
     if not isinstance(first, StartCore):
         raise ValueError(f"the servicer's first message is {type(first).__name__}, not StartCore")
-    options = decode_options(first.config_json)
+    options = EngineOptions.decode(first.config_json)
     return options, rest
 
 
-def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore], *, own_process: bool) -> None:
+def _run(link: BlockingLink, options: EngineOptions, rest: list[ToCore], *, own_process: bool) -> None:
     def progress(activity: str, fraction: float | None) -> None:
         link.send(CoreProgress(activity, fraction))
 

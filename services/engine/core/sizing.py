@@ -14,7 +14,6 @@ from catenary.telemetry import get_logger
 from services.engine.bucketing import AXIS_OPTIONS, Bucket, BucketPlan
 from services.engine.core.buckets import make_buckets
 from services.engine.core.limits import StepLimits, step_limits
-from services.engine.core.options import CoreOptions
 from services.engine.device import Device
 from services.engine.graphs import Graphs, Key, Phase, name_of, size_of
 from services.engine.memory import (
@@ -31,6 +30,7 @@ from services.engine.memory import (
     plan_memory,
 )
 from services.engine.model.paged import PagedModel
+from services.engine.options import EngineOptions
 from services.engine.runner import Runner
 
 log = get_logger(__name__)
@@ -43,8 +43,9 @@ MakeRunner = Callable[[int, Graphs, BucketPlan], Runner]
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What was decided. `graph_bytes`: the budget of captures, None without one."""
+    """What was decided. `block_size`: tokens; `graph_bytes`: the budget of captures, None without one."""
 
+    block_size: int
     kv: KvPlan
     step: StepLimits
     buckets: BucketPlan
@@ -54,7 +55,8 @@ class Sizing:
 
 
 def size_engine(
-    options: CoreOptions,
+    options: EngineOptions,
+    block_size: int,
     device: Device,
     model: PagedModel,
     model_limit: int,
@@ -65,7 +67,7 @@ def size_engine(
 
     `model_limit`: the longest sequence that the model knows. Raises InsufficientMemory with the numbers.
     """
-    history = GraphHistory(cache, _history_key(options, device, model, model_limit))
+    history = GraphHistory(cache, _history_key(options, block_size, device, model, model_limit))
     # Before anything is profiled: the numbers without activations. What does not fit now never will.
     figures = device.memory()
     plan = partial(
@@ -76,15 +78,15 @@ def size_engine(
         utilization=options.gpu_memory_utilization,
         kv_bytes=None if options.kv_cache_gib is None else math.floor(options.kv_cache_gib * _GIB),
         kv_limit=device.kv_limit,
-        padding=model.kv_bytes_per_token() * options.block_size,
+        padding=model.kv_bytes_per_token() * block_size,
     )
     # More blocks than all sequences can use keep prefixes; a slice from the cache's start has no use for
     # them, and a CPU's memory is not the engine's alone.
     spare = options.enable_prefix_caching and not options.contiguous_kv and device.kv_limit is None
-    divide = partial(_divide, options, model, model_limit, spare)
+    divide = partial(_divide, options, block_size, model, model_limit, spare)
     rough, step = divide(plan(activations=0, reserve=GraphReserve())), step_limits(options, model)
-    buckets = make_buckets(options, rough, step)
-    activations = _activations(options, device, model, buckets, make_runner)
+    buckets = make_buckets(options, block_size, rough, step)
+    activations = _activations(options, block_size, device, model, buckets, make_runner)
     prior = GraphReserve(options.graph_reserved_mem if device.reserves_graphs else 0.0)
     measured = history.read() if device.budgets_graphs else None
     try:
@@ -94,24 +96,29 @@ def size_engine(
         # Graphs can do with less; a sequence cannot.
         memory = plan(activations=activations, reserve=prior)
         kv = divide(memory)
-    block_bytes = model.kv_bytes_per_token() * options.block_size
+    block_bytes = model.kv_bytes_per_token() * block_size
     for line in memory_table(
         memory, kv, block_bytes=block_bytes, activations_measured=device.measures_activations
     ):
         log.info(line)
     budget = memory.graphs if device.budgets_graphs else None
     if kv != rough:
-        buckets = make_buckets(options, kv, step)
-    return Sizing(kv, step, buckets, memory, history, budget)
+        buckets = make_buckets(options, block_size, kv, step)
+    return Sizing(block_size, kv, step, buckets, memory, history, budget)
 
 
 def _divide(
-    options: CoreOptions, model: PagedModel, model_limit: int, spare: bool, memory: MemoryPlan
+    options: EngineOptions,
+    block_size: int,
+    model: PagedModel,
+    model_limit: int,
+    spare: bool,
+    memory: MemoryPlan,
 ) -> KvPlan:
     return plan_kv(
         budget_bytes=memory.kv,
         bytes_per_token=model.kv_bytes_per_token(),
-        block_size=options.block_size,
+        block_size=block_size,
         max_num_seqs=options.max_num_seqs,
         model_limit=model_limit,
         max_model_len=options.max_model_len,
@@ -120,15 +127,16 @@ def _divide(
 
 
 def _activations(
-    options: CoreOptions,
+    options: EngineOptions,
+    block_size: int,
     device: Device,
     model: PagedModel,
     buckets: BucketPlan,
     make_runner: MakeRunner,
 ) -> int:
     """Bytes of the largest forwards: measured by running them on padding, or estimated."""
-    prefill = _largest(Phase.PREFILL, buckets.prefill, options.block_size)
-    decode = _largest(Phase.DECODE, buckets.decode, options.block_size)
+    prefill = _largest(Phase.PREFILL, buckets.prefill, block_size)
+    decode = _largest(Phase.DECODE, buckets.decode, block_size)
     if not device.measures_activations:
         figures = ModelFigures(
             hidden_size=model.hidden_size,
@@ -141,9 +149,9 @@ def _activations(
             item_size=model.dtype.itemsize,
         )
         return estimate_activations(
-            figures, prefill, decode, block_size=options.block_size, rows=options.max_num_seqs
+            figures, prefill, decode, block_size=block_size, rows=options.max_num_seqs
         )
-    runner = make_runner(1, Graphs(device, block_size=options.block_size, on_demand=False), buckets)
+    runner = make_runner(1, Graphs(device, block_size=block_size, on_demand=False), buckets)
     shapes: list[tuple[Phase, Key]] = [(Phase.PREFILL, prefill), (Phase.DECODE, decode)]
     shapes += [(phase, max(counts)) for phase, counts in runner.tail_counts.items()]
     return runner.tail_bytes + max(_profile(device, runner, phase, key) for phase, key in shapes)
@@ -166,7 +174,9 @@ def _largest(phase: Phase, buckets: tuple[Bucket, ...], block_size: int) -> Buck
     return max(buckets, key=lambda bucket: (size_of(phase, bucket, block_size), bucket))
 
 
-def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_limit: int) -> str:
+def _history_key(
+    options: EngineOptions, block_size: int, device: Device, model: PagedModel, model_limit: int
+) -> str:
     step = step_limits(options, model)
     return history_key(
         torch=torch.__version__,
@@ -176,7 +186,7 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
         dtype=str(model.dtype),
         limit=options.max_model_len or model_limit,
         shapes=(
-            options.block_size,
+            block_size,
             options.max_num_seqs,
             step.tokens,
             step.idle_tokens,
@@ -184,7 +194,7 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
             options.max_capture_tokens,
             options.contiguous_kv,
             options.bucketing_strategy,
-            options.bucketing_file,
+            None if options.bucketing_file is None else str(options.bucketing_file),
             options.bucketing_pad_ratio,
             options.bucketing_pad_max_rows,
             options.bucketing_pad_max_tokens,

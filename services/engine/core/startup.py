@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from catenary.directories import NoHomeError, expanded, forbids_code, why_no_code
 from catenary.telemetry import get_logger
@@ -18,7 +17,6 @@ from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.handover import Handover, open_handover
-from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
@@ -26,7 +24,7 @@ from services.engine.device import Device, DeviceError, ExecutionMode
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
-from services.engine.memory import InsufficientMemory, KvPlan, history_key
+from services.engine.memory import InsufficientMemory, history_key
 from services.engine.model import (
     DirectoryFacts,
     ModelError,
@@ -39,6 +37,7 @@ from services.engine.model.context import why_not_longer
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
+from services.engine.options import EngineOptions
 from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.tracing import EventFile, Profiler, StepTracer
@@ -84,11 +83,10 @@ class Engine:
             self.code.close()
 
 
-def start_engine(options: CoreOptions, progress: Progress, device: Device | None = None) -> Engine:
+def start_engine(options: EngineOptions, progress: Progress, device: Device | None = None) -> Engine:
     """Loads everything, onto the device of the options unless one is given. Raises StartError."""
     try:
         device = device or device_of(options)
-        options = replace(options, block_size=options.block_size or device.default_block_size)
         return _start(options, progress, device)
     except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
@@ -101,7 +99,7 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
         ) from error
 
 
-def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
+def _start(options: EngineOptions, progress: Progress, device: Device) -> Engine:
     cache = expanded(options.cache_dir) if options.cache_dir else None
     directory, config, facts = _find_model(options, cache, progress)
     limit = _context_limit(options, facts, config)
@@ -117,17 +115,18 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         max_model_len=options.max_model_len,
         backend=options.model_backend,
     )
-    code = _open_code_cache(options, device, model, directory, cache or default_cache_dir())
+    block_size = options.block_size or device.default_block_size
+    code = _open_code_cache(block_size, device, model, directory, cache or default_cache_dir())
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     grammars = open_grammars(options, directory, model.vocab_size, facts)
     progress("planning memory", 0.7)
     tracer = open_tracer(options.trace_steps, options.profile_steps)
-    make_runner = _runner_maker(options, model, device, tracer)
-    sizing = size_engine(options, device, model, limit, cache or default_cache_dir(), make_runner)
+    make_runner = _runner_maker(options, block_size, model, device, tracer)
+    sizing = size_engine(options, block_size, device, model, limit, cache or default_cache_dir(), make_runner)
     kv, buckets = sizing.kv, sizing.buckets
     device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
     kind = warm_up_kind(options, device)
-    graphs = Graphs(device, block_size=options.block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
+    graphs = Graphs(device, block_size=block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
     runner = make_runner(kv.num_blocks, graphs, buckets)
 
     def warming(done: int, total: int) -> None:
@@ -148,21 +147,21 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         recorder=recorder,
         max_beam_width=options.max_beam_width,
         async_stepping=options.async_stepping,
-        ready=_ready(options, model, facts, kv, device.notes),
+        ready=_ready(options, model, facts, sizing, device.notes),
         code=code,
-        handover=open_handover(options, model, directory, config, scheduler, runner.copies, kv.num_blocks),
+        handover=open_handover(options, sizing, model, directory, config, scheduler, runner.copies),
         grammars=grammars,
     )
 
 
 def _runner_maker(
-    options: CoreOptions, model: PagedModel, device: Device, tracer: StepTracer
+    options: EngineOptions, block_size: int, model: PagedModel, device: Device, tracer: StepTracer
 ) -> Callable[[int, Graphs, BucketPlan], Runner]:
     def make_runner(num_blocks: int, graphs: Graphs, buckets: BucketPlan) -> Runner:
         return Runner(
             model,
             device,
-            KvLayout(options.block_size, num_blocks, options.contiguous_kv),
+            KvLayout(block_size, num_blocks, options.contiguous_kv),
             graphs,
             max_num_seqs=options.max_num_seqs,
             max_block_moves=options.max_block_moves,
@@ -175,7 +174,7 @@ def _runner_maker(
 
 
 def _find_model(
-    options: CoreOptions, cache: Path | None, progress: Progress
+    options: EngineOptions, cache: Path | None, progress: Progress
 ) -> tuple[Path, Mapping[str, Any], DirectoryFacts]:
     progress("reading the model's files", 0.1)
     directory = prepare_model(
@@ -191,7 +190,7 @@ def _find_model(
     return directory, config, facts
 
 
-def _context_limit(options: CoreOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:
+def _context_limit(options: EngineOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence that the model knows, or is asked to go to beyond that.
 
     Raises StartError if the options want more and do not allow it, or the model cannot.
@@ -208,7 +207,7 @@ def _context_limit(options: CoreOptions, facts: DirectoryFacts, config: Mapping[
     return wanted
 
 
-def _make_scheduler(options: CoreOptions, sizing: Sizing) -> Scheduler:
+def _make_scheduler(options: EngineOptions, sizing: Sizing) -> Scheduler:
     kv, step = sizing.kv, sizing.step
     return Scheduler(
         SchedulerConfig(
@@ -222,13 +221,13 @@ def _make_scheduler(options: CoreOptions, sizing: Sizing) -> Scheduler:
             contiguous=options.contiguous_kv,
             max_block_moves=options.max_block_moves,
         ),
-        BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.enable_prefix_caching),
+        BlockPool(kv.num_blocks, sizing.block_size, prefix_caching=options.enable_prefix_caching),
         sizing.buckets,
     )
 
 
 def _open_code_cache(
-    options: CoreOptions, device: Device, model: PagedModel, directory: Path, cache: Path
+    block_size: int, device: Device, model: PagedModel, directory: Path, cache: Path
 ) -> CodeCache | None:
     """Compiles the model's layers where the mode says so, into a cache for the next start."""
     if device.mode is ExecutionMode.COMPILE:
@@ -243,7 +242,7 @@ def _open_code_cache(
         catenary=__version__,
         config=(directory / "config.json").read_text(encoding="utf-8"),
         dtype=str(model.dtype),
-        block_size=options.block_size,
+        block_size=block_size,
     )
     code = CodeCache(cache / "compiled" / key)
     if forbids_code(code.code):
@@ -256,23 +255,23 @@ def _open_code_cache(
     return code
 
 
-def open_tracer(path: str | None, steps: str | None) -> StepTracer:
+def open_tracer(path: Path | None, steps: str | None) -> StepTracer:
     """The tracer of these options. Raises StartError if its file cannot be written."""
-    if not path:
+    if path is None:
         return StepTracer()
     start, count = map(int, steps.split(":")) if steps else (1, 0)
     try:
-        return StepTracer(EventFile(Path(path), range(start, start + count) if count else None))
+        return StepTracer(EventFile(path, range(start, start + count) if count else None))
     except OSError as error:
         raise StartError(f"trace-steps {path} cannot be written: {error.strerror}") from None
 
 
 def _ready(
-    options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: KvPlan, notes: list[str]
+    options: EngineOptions, model: PagedModel, facts: DirectoryFacts, sizing: Sizing, notes: list[str]
 ) -> CoreReady:
     return CoreReady(
         model=ModelFacts(
-            max_model_len=kv.max_model_len,
+            max_model_len=sizing.kv.max_model_len,
             vocab_size=model.vocab_size,
             eos_token_ids=list(facts.eos_token_ids),
             dtype=str(model.dtype).removeprefix("torch."),
@@ -284,8 +283,8 @@ def _ready(
             default_repetition_penalty=facts.repetition_penalty,
         ),
         capacity=CapacityFacts(
-            block_size=options.block_size,
-            total_blocks=kv.num_blocks,
+            block_size=sizing.block_size,
+            total_blocks=sizing.kv.num_blocks,
             max_running=options.max_num_seqs,
             max_waiting=options.max_waiting,
             max_batched_tokens=options.max_num_batched_tokens,

@@ -7,7 +7,6 @@ from enum import Enum
 
 from catenary.telemetry import get_logger
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions
 from services.engine.core.sizing import Sizing
 from services.engine.device import Device
 from services.engine.graphs import (
@@ -26,6 +25,7 @@ from services.engine.graphs import (
     split_long,
 )
 from services.engine.link import GraphLoad, PhaseLoad
+from services.engine.options import EngineOptions
 from services.engine.runner import Runner
 
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ class WarmUpKind(Enum):
     SKIP = "skip"
 
 
-def warm_up_kind(options: CoreOptions, device: Device) -> WarmUpKind:
+def warm_up_kind(options: EngineOptions, device: Device) -> WarmUpKind:
     """What the option says; by default FULL where there is something to capture or compile."""
     if options.warmup is not None:
         return WarmUpKind(options.warmup)
@@ -54,7 +54,7 @@ def warm_up_kind(options: CoreOptions, device: Device) -> WarmUpKind:
 
 def warm_up(
     kind: WarmUpKind,
-    options: CoreOptions,
+    options: EngineOptions,
     device: Device,
     graphs: Graphs,
     runner: Runner,
@@ -103,14 +103,14 @@ def graph_load(graphs: Graphs, background: BackgroundWarmUp | None, device: Devi
 
 
 def _warm_up(
-    options: CoreOptions,
+    options: EngineOptions,
     device: Device,
     graphs: Graphs,
     runner: Runner,
     sizing: Sizing,
     code: CodeCache | None,
 ) -> WarmUp:
-    buckets, size = sizing.buckets, options.block_size
+    buckets, size = sizing.buckets, sizing.block_size
     prefill = shapes_in_order(
         Phase.PREFILL, buckets.prefill, CaptureOrder(options.graph_prompt_strategy), size
     )

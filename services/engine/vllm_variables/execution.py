@@ -96,10 +96,9 @@ ROWS = (
         f"{_TEST}test_lazy_mode_and_enforce_eager_choose_the_execution_mode",
     ),
     copied(
-        "VLLM_DELAYED_SAMPLING",
         "async_stepping",
-        "`--async-stepping`: sampled tokens stay on the device and the next step is prepared meanwhile",
         _COPIED,
+        ": sampled tokens stay on the device and the next step is prepared meanwhile",
     ),
     Row(
         ("VLLM_LOGGING_LEVEL",),

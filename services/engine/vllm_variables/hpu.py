@@ -71,17 +71,10 @@ ROWS = (
         _translate_recipes,
         f"{_TEST}test_recipe_cache",
     ),
-    copied("VLLM_GC_THR_MULTIPLIER", "gc_threshold_multiplier", "`--gc-threshold-multiplier`", _COPIED),
-    copied(
-        "VLLM_CONFIG_HIDDEN_LAYERS",
-        "layers_per_graph",
-        "`--layers-per-graph`: decoder layers between two flushes of a lazy graph",
-        _COPIED,
-    ),
-    copied(
-        "VLLM_T_COMPILE_REGIONAL_COMPILATION", "regional_compilation", "`--regional-compilation`", _COPIED
-    ),
-    copied("VLLM_T_COMPILE_FULLGRAPH", "compile_fullgraph", "`--compile-fullgraph`", _COPIED),
+    copied("gc_threshold_multiplier", _COPIED),
+    copied("layers_per_graph", _COPIED, ": decoder layers between two flushes of a lazy graph"),
+    copied("regional_compilation", _COPIED),
+    copied("compile_fullgraph", _COPIED),
     Row(
         tuple(name + suffix for name in _STEP_LOGS.values() for suffix in ("", "_ALL")),
         Status.SUPPORTED,

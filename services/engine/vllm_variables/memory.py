@@ -36,12 +36,11 @@ def _translate_contiguous(variables: Variables) -> None:
 
 ROWS = (
     copied(
-        "VLLM_GRAPH_RESERVED_MEM",
         "graph_reserved_mem",
-        "`--graph-reserved-mem`: until a start has measured what graphs take",
         f"{_TEST}test_graph_reserve_leaves_less_for_kv",
+        ": until a start has measured what graphs take",
     ),
-    copied("VLLM_GRAPH_PROMPT_RATIO", "graph_prompt_ratio", "`--graph-prompt-ratio`", _COPIED),
+    copied("graph_prompt_ratio", _COPIED),
     Row(
         ("VLLM_GRAPH_PROMPT_STRATEGY", "VLLM_GRAPH_DECODE_STRATEGY"),
         Status.SUPPORTED,
@@ -49,8 +48,8 @@ ROWS = (
         _translate_strategies,
         f"{_TEST}test_graph_strategies_order_the_captures",
     ),
-    copied("VLLM_GPU_MEMORY_UTILIZATION", "gpu_memory_utilization", "`--gpu-memory-utilization`", _COPIED),
-    copied("VLLM_MAX_SEQ_LEN_TO_CAPTURE", "max_capture_tokens", "`--max-capture-tokens`", _COPIED),
+    copied("gpu_memory_utilization", _COPIED),
+    copied("max_capture_tokens", _COPIED),
     Row(
         (CONTIGUOUS,),
         Status.SUPPORTED,
@@ -65,16 +64,14 @@ ROWS = (
         "VLLM_DEFRAG_WITH_GRAPHS",
     ),
     copied(
-        "VLLM_ENGINE_ITERATION_TIMEOUT_S",
         "stall_limit_s",
-        "`--stall-limit-s`: an engine without a step for so long reports STALLED and is not killed",
         _COPIED,
+        ": an engine without a step for so long reports STALLED and is not killed",
     ),
     copied(
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
         "allow_long_max_model_len",
-        "`--allow-long-max-model-len` of the engine, where the model's positions can be computed",
         "tests/unit/engine/test_torch_long_context.py::test_model_goes_beyond_its_context_where_that_is_allowed",
+        " of the engine, where the model's positions can be computed",
     ),
     unneeded(
         "no call between processes waits for a step: heartbeats go on while a shape compiles",

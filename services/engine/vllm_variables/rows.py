@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
+from catenary.config import flag_name
+from services.engine.options import vllm_variable
 from services.engine.vllm_variables.variables import Variables
 
 Rule = Callable[[Variables], None]
@@ -49,13 +51,18 @@ class Row:
         return any(fnmatchcase(name, pattern) for pattern in self.names)
 
 
-def copied(name: str, option: str, note: str, test: str) -> Row:
-    """A row whose variable has an option of the same meaning and the same values."""
+def copied(option: str, test: str, meaning: str = "") -> Row:
+    """Return the row of the variable that the option's declaration names: it has the same values.
+
+    `meaning`: follows the flag in the note.
+    """
+    name = vllm_variable(option)
 
     def rule(variables: Variables) -> None:
         if (text := variables.text(name)) is not None:
             variables.give(option, text, name)
 
+    note = f"`{flag_name(option)}`{meaning}"
     return Row((name,), Status.SUPPORTED, note, rule, test)
 
 

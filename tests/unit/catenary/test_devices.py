@@ -80,7 +80,7 @@ def test_an_nvidia_gpu_is_chosen_unless_it_is_hidden(tmp_path: Path, name: str) 
 
 def test_auto_is_the_default_and_a_named_device_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CATENARY_ENGINE_DEVICE", raising=False)
-    for module in ("services.engine.config", "catenary_apps.up.config"):
+    for module in ("services.engine.options", "catenary_apps.up.config"):
         monkeypatch.setattr(f"{module}.choose_device", lambda: ChosenDevice("hpu", "a test says so"))
     assert (EngineConfig().device, UpConfig().device, EngineConfig(device="auto").device) == ("hpu",) * 3
     assert described(UpConfig().device) == "device hpu: a test says so (--device names another)"

@@ -13,14 +13,14 @@ from catenary.cpus import EngineCpus, read_topology
 from services.engine.config import EngineConfig
 from services.engine.core.cpus import bind_core, cpus_of
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions, decode_options
+from services.engine.options import EngineOptions
 from services.engine.servicer import preloaded
 
 CPU = min(os.sched_getaffinity(0))
 
 
-def core_options(**options: object) -> CoreOptions:
-    return decode_options(EngineConfig.model_validate(options).model_dump_json().encode())
+def core_options(**options: object) -> EngineOptions:
+    return EngineConfig.model_validate(options)
 
 
 def test_threads_without_a_binding() -> None:

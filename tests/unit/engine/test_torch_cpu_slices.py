@@ -14,7 +14,6 @@ import pytest
 
 from services.engine.config import EngineConfig
 from services.engine.core.devices import cpu_settings
-from services.engine.core.options import decode_options
 from services.engine.device import CpuDevice, CpuSettings
 from services.engine.device.cpu import slices
 from services.engine.device.cpu.native import open_library
@@ -86,7 +85,7 @@ def test_a_system_that_does_not_know_the_call(monkeypatch: pytest.MonkeyPatch, n
 def test_the_option_reaches_the_device() -> None:
     def asked(**options: object) -> int:
         config: Callable[..., EngineConfig] = EngineConfig.model_validate
-        return cpu_settings(decode_options(config(options).model_dump_json().encode())).slice_us
+        return cpu_settings(config(options)).slice_us
 
     assert asked() == 100
     assert asked(cpu_slice_us=0) == 0

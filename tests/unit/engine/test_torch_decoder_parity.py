@@ -6,11 +6,10 @@ import random
 from functools import cache
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
-from services.engine.core.options import CoreOptions
+from services.engine.options import EngineOptions
 from services.engine.scheduler import StepPlan
 from tests.support.decoder_models import (
     BLOCK,
@@ -102,8 +101,8 @@ def test_greedy_tokens_through_the_engine(
         assert_greedy(model, prompt, core.outputs[key])
 
 
-def _limited(options: CoreOptions, *, blocks: int, per_block: int) -> CoreOptions:
-    return msgspec.structs.replace(options, kv_cache_gib=blocks * per_block / 2**30)
+def _limited(options: EngineOptions, *, blocks: int, per_block: int) -> EngineOptions:
+    return options.model_copy(update={"kv_cache_gib": blocks * per_block / 2**30})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

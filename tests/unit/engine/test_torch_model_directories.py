@@ -20,16 +20,16 @@ import transformers
 
 from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions
 from services.engine.core.startup import start_engine
 from services.engine.model import ModelError, UnknownModelError, prepare_model, read_config, read_facts
 from services.engine.model.huggingface import reason_of
 from services.engine.model.prepare import main as prepare_main
 from services.engine.model.sources import resolve_source
+from services.engine.options import EngineOptions
 from tests.support.torch_engine import save_tiny_model, tiny_options
 
 
-def refusal(options: CoreOptions) -> str:
+def refusal(options: EngineOptions) -> str:
     with pytest.raises(StartError) as caught:
         start_engine(options, lambda activity, fraction: None)
     text = str(caught.value)

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from services.engine.core.options import CoreOptions
 from services.engine.device import Submitted
 from services.engine.device.work import run_now
+from services.engine.options import EngineOptions
 from tests.support.constrained import regex, save_constrained_model
 from tests.support.graph_device import GraphDevice
 from tests.support.static_sampling import ShapeWatch, StaticCpu
@@ -73,7 +73,7 @@ def request(rng: random.Random) -> tuple[list[int], dict[str, Any]]:
     return tokens, {name: rng.choice(values) for name, values in choices.items()}
 
 
-def options_of(directory: Path) -> CoreOptions:
+def options_of(directory: Path) -> EngineOptions:
     """Room for fewer tokens than eight sequences have in the end: some are preempted."""
     return tiny_options(
         directory, bucketing_strategy="exponential", max_model_len=96, kv_cache_gib=16 / 2**20

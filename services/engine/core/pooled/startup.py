@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from catenary.directories import NoHomeError
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
-from services.engine.core.options import CoreOptions
 from services.engine.core.startup import open_tracer
 from services.engine.core.warming import WarmUpKind, warm_up_kind
 from services.engine.device import Device, DeviceError
@@ -21,6 +18,7 @@ from services.engine.memory import InsufficientMemory
 from services.engine.model import ModelError, Task, check_directory, class_labels, read_facts
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
+from services.engine.options import EngineOptions
 from services.engine.tracing import Profiler, StepTracer
 
 Progress = Callable[[str, float | None], None]
@@ -46,7 +44,7 @@ class PooledEngine:
 
 
 def start_pooled(
-    options: CoreOptions, directory: Path, task: Task, progress: Progress, device: Device | None = None
+    options: EngineOptions, directory: Path, task: Task, progress: Progress, device: Device | None = None
 ) -> PooledEngine:
     """Loads a checked directory's model onto the device of the options unless one is given.
 
@@ -58,7 +56,7 @@ def start_pooled(
         )
     try:
         # What it would compile is not captured here: documents run eagerly, on what is the best for that.
-        device = device or device_of(replace(options, compile=False))
+        device = device or device_of(options.model_copy(update={"compile": False}))
         return _start(options, directory, task, progress, device)
     except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
@@ -72,7 +70,7 @@ def start_pooled(
 
 
 def _start(
-    options: CoreOptions, directory: Path, task: Task, progress: Progress, device: Device
+    options: EngineOptions, directory: Path, task: Task, progress: Progress, device: Device
 ) -> PooledEngine:
     config = check_directory(directory)
     check_weights_fit(directory, config, options.dtype, device)
@@ -144,7 +142,7 @@ def _facts(directory: Path, task: Task, embedder: Embedder, dimensions: Dimensio
     )
 
 
-def _capacity(options: CoreOptions, embedder: Embedder) -> CapacityFacts:
+def _capacity(options: EngineOptions, embedder: Embedder) -> CapacityFacts:
     """There is no KV between forwards: the tokens of the largest one stand for it."""
     shapes = embedder.shapes
     return CapacityFacts(
