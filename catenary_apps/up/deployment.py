@@ -17,7 +17,7 @@ from catenary.directories import expanded
 from catenary_apps.cli.runtime_directory import RuntimeDirectory
 from catenary_apps.up.config import UpConfig
 from catenary_apps.up.models import ReadyModel
-from catenary_apps.up.plan import ChildSpec, Places, plan
+from catenary_apps.up.plan import ChildSpec, Places, overruled, plan
 from catenary_apps.up.ports import bracketed, loopback_of
 from catenary_apps.up.probe import EngineProbe, EngineProgress, GatewayProbe
 from catenary_apps.up.reporter import Reporter
@@ -70,6 +70,8 @@ class Deployment:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then drain."""
+        for line in overruled(self._specs, os.environ):
+            self._reporter.line(f"warning: {line}")
         await self._supervisor.run(stop, self._watch, self._drains)
         self._reporter.line("stopped")
 

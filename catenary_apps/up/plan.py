@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from catenary.config import flag_name
 from catenary.cpus import EngineCpus, Placement, format_cpus
 from catenary.directories import expanded
 from catenary.runtime import module_command
@@ -139,6 +140,25 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     # An engine's core, which its servicer starts, goes to its own by CATENARY_ENGINE_CPU_BIND.
     cpus = places.cpus.services if places.cpus is not None else None
     return tuple(replace(spec, cpus=cpus or ()) for spec in specs)
+
+
+def overruled(specs: Iterable[ChildSpec], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """One line for each variable of a service that has no effect, since the service is given another value.
+
+    The line says which option of `catenary up` there is for it, and not the value.
+    """
+    lines: dict[str, None] = {}
+    for spec in specs:
+        kind = spec.name.partition("-")[0]
+        for flag, value in zip(spec.command, spec.command[1:], strict=False):
+            option = flag.removeprefix("--").replace("-", "_")
+            variable = f"CATENARY_{kind.upper()}_{option.upper()}"
+            if not flag.startswith("--") or environment.get(variable, "") in ("", value):
+                continue
+            own = "model" if option == "model_dir" else option
+            instead = f"give {flag_name(own)}" if own in UpConfig.model_fields else "it is chosen here"
+            lines[f"{variable} has no effect under catenary up: {instead}"] = None
+    return tuple(lines)
 
 
 def router_names(config: UpConfig) -> tuple[str, ...]:

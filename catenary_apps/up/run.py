@@ -38,6 +38,8 @@ from services.engine.vllm_variables import load_moved
 
 # Engines that take any length are asked by this.
 LONG_ENV = "CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN"
+# Options of engines for work that is done here before they start: their variables count here.
+DONE_FOR_ENGINES = ("convert_timeout_s",)
 
 T = TypeVar("T")
 
@@ -45,7 +47,9 @@ T = TypeVar("T")
 def run_up(argv: Sequence[str]) -> int:
     """Run `catenary up` until it is stopped."""
     # The engines inherit the variables of both kinds and read them themselves.
-    config, warnings = load_moved(UpConfig, argv, prog="catenary up", beside="CATENARY_ENGINE_")
+    config, warnings = load_moved(
+        UpConfig, argv, prog="catenary up", beside="CATENARY_ENGINE_", taken=DONE_FOR_ENGINES
+    )
     run(lambda stop: up(config, stop, warnings))
 
 

@@ -14,12 +14,18 @@ T = TypeVar("T", bound=ServiceConfig)
 
 
 def load_moved(
-    cls: type[T], argv: Sequence[str] | None, *, prog: str, beside: str = ""
+    cls: type[T],
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    beside: str = "",
+    taken: Collection[str] = (),
 ) -> tuple[T, tuple[str, ...]]:
     """Read options as `catenary.config.load` does, with vLLM's variables between our own and the defaults.
 
     Returns them with the warnings for the log. `beside`: prefix of variables that also are the operator's own
-    options, though of another program that inherits them.
+    options, though of another program that inherits them; those of the options `taken` count for this program
+    as well, below its own.
     """
     warnings: tuple[str, ...] = ()
 
@@ -32,10 +38,15 @@ def load_moved(
         }
         translation = translate(os.environ, inherited | dict(own))
         warnings = translation.warnings
-        return {
+        moved = {
             name: item
             for name, item in translation.options.items()
             if name in cls.model_fields and name not in inherited
+        }
+        return moved | {
+            name: Given(value, beside + name.upper())
+            for name, value in inherited.items()
+            if name in taken and name not in own
         }
 
     return load(cls, argv, prog=prog, fallback=fallback), warnings
