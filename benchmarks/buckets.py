@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from services.engine.bucketing import BucketLimits, build_plan, exponential_ranges, plan_of
-from services.engine.bucketing.learning import (
+from services.engine.learning import (
     Budget,
     ExactShapes,
     ModelCost,

@@ -20,7 +20,8 @@ from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.startup import start_engine
-from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
+from services.engine.domain import SamplingOptions
+from services.engine.link import CoreStep, SubmitSequence
 
 
 class Core:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from services.engine.device import CpuDevice, Device
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 from services.engine.runner.layout import static_counts
 from services.engine.sampling import RowParams, SequenceState, prepare, sample
 from services.engine.sampling.static import Stages, StaticProgram, StaticSizes, allocate

@@ -22,9 +22,11 @@ from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.config import EngineConfig
 from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop
+from services.engine.core.profiler import Profiler
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import CpuDevice
+from services.engine.domain import SamplingOptions
 from services.engine.graphs import Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import (
@@ -33,7 +35,6 @@ from services.engine.link import (
     CapacityFacts,
     CoreReady,
     ModelFacts,
-    SamplingOptions,
     SubmitSequence,
 )
 from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
@@ -41,7 +42,7 @@ from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec,
 from services.engine.model.paged import PagedModel
 from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
-from services.engine.tracing import Profiler, StepTracer
+from services.engine.tracing import StepTracer
 
 VOCAB = 512
 BLOCK_SIZE = 32

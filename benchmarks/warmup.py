@@ -21,8 +21,9 @@ from benchmarks.memory_link import MemoryLink
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.startup import start_engine
+from services.engine.domain import SamplingOptions
 from services.engine.graphs import Phase
-from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
+from services.engine.link import CoreStep, SubmitSequence
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from catenary.blockhash import DIGEST_BYTES
 from catenary.v1 import engine_pb2
 from catenary_testing.engine import Script, ScriptedMachine
-from services.engine.link import (
-    CoreStep,
-    FinishReason,
-    KvChanges,
-    KvContents,
-    SamplingOptions,
-    SubmitSequence,
-)
+from services.engine.domain import FinishReason, SamplingOptions
+from services.engine.link import CoreStep, KvChanges, KvContents, SubmitSequence
 from services.router.fleet import Engine
 from services.router.index import KvFeed, KvIndex
 

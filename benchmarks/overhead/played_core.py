@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from services.engine.domain import FinishReason
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
@@ -20,7 +21,6 @@ from services.engine.link import (
     CoreReady,
     CoreStep,
     EndRow,
-    FinishReason,
     LinkClosed,
     ModelFacts,
     StartCore,

@@ -19,7 +19,7 @@ from services.engine.bucketing import (
     plan_of,
     read_bucket_file,
 )
-from services.engine.bucketing.learning import (
+from services.engine.learning import (
     Assessment,
     Budget,
     ModelCost,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from catenary_testing.engine.sequence import Drawn, ScriptedSequence
 from catenary_testing.engine.tokens import best_alternatives, continuation, sampled_logprob
-from services.engine.link import FinishReason, HypothesisRow
+from services.engine.domain import FinishReason
+from services.engine.link import HypothesisRow
 
 
 def hypotheses_of(sequence: ScriptedSequence, reason: FinishReason) -> list[HypothesisRow]:

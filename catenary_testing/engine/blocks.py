@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from catenary_testing.engine.script import ScriptedCapacity
 from catenary_testing.engine.sequence import ScriptedSequence
-from services.engine.kv import BlockPool, KvNews
+from services.engine.core import KvNews
+from services.engine.kv import BlockPool
 
 
 class ScriptedBlocks:

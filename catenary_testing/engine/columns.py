@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from catenary_testing.engine.beams import hypotheses_of
 from catenary_testing.engine.sequence import Drawn, ScriptedSequence
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, OfferedKv, PromptColumns, StepColumns
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import EndRow, OfferedKv, PromptColumns, StepColumns
 
 
 class Columns:

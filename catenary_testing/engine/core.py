@@ -13,6 +13,7 @@ from catenary.v1 import common_pb2
 from catenary_testing.engine.faults import Faults
 from catenary_testing.engine.machine import QueueFull, ScriptedMachine
 from catenary_testing.engine.script import Script, Then
+from services.engine.core import Profiler
 from services.engine.link import (
     CancelProfile,
     CapacityFacts,
@@ -25,7 +26,7 @@ from services.engine.link import (
     SubmitSequence,
 )
 from services.engine.servicer import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
-from services.engine.tracing import Profiler, StepTracer
+from services.engine.tracing import StepTracer
 
 _EXIT_STATUS = 70
 _START_REPORTS = 10

@@ -11,8 +11,9 @@ from catenary_testing.engine.columns import Columns
 from catenary_testing.engine.offers import ScriptedOffers
 from catenary_testing.engine.script import Script, Then
 from catenary_testing.engine.sequence import ScriptedSequence, Status
-from services.engine.kv import KvNews
-from services.engine.link import CoreLoad, CoreStep, FinishReason, SubmitSequence
+from services.engine.core import KvNews
+from services.engine.domain import FinishReason
+from services.engine.link import CoreLoad, CoreStep, SubmitSequence
 
 
 class QueueFull(Exception):

@@ -18,7 +18,8 @@ from catenary_testing.engine.tokens import (
     token_after,
     vector_of,
 )
-from services.engine.link import PoolingOptions, SubmitSequence
+from services.engine.domain import PoolingOptions
+from services.engine.link import SubmitSequence
 
 
 class Status(Enum):

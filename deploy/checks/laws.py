@@ -62,6 +62,7 @@ PURE = (
     "catenary.resume",
     "services.engine.bucketing",
     "services.engine.kv",
+    "services.engine.learning",
     "services.engine.scheduler",
     "services.engine.tracing",
     "services.router.admission",

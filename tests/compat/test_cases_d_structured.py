@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary.constraints import ConstraintKind
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.constrained import ended, save_constrained_model, schema, text_of
 from tests.support.gateway import Stack
 from tests.support.tiny_tokenizer import byte_ids

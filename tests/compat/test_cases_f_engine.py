@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from services.engine.domain import FinishReason
 from services.engine.kv import BlockPool
-from services.engine.link import AbortSequences, CoreLoad, CoreStep, FinishReason
+from services.engine.link import AbortSequences, CoreLoad, CoreStep
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
 BLOCK = 8

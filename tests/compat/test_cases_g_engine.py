@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from services.engine.bucketing import Bucket
+from services.engine.domain import FinishReason
 from services.engine.graphs import Phase
-from services.engine.link import FinishReason
 from tests.support.graph_device import GraphDevice
 from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 

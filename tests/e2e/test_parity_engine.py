@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.link import BeamOptions
+from services.engine.domain import BeamOptions
 from tests.support.beams import check_beams, expected_beams
 from tests.support.reference import Reference
 from tests.support.torch_engine import LocalCore, core_options

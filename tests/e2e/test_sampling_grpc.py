@@ -16,7 +16,7 @@ from catenary.rpc import RpcError
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
-from services.engine.link import BeamOptions
+from services.engine.domain import BeamOptions
 from tests.support.beams import expected_beams
 from tests.support.engines import FAST
 from tests.support.fleet import Fleet

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.link import FinishReason
+from services.engine.domain import FinishReason
 from tests.support.torch_engine import LocalCore, core_options
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]

@@ -14,7 +14,8 @@ import pytest
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
-from services.engine.link import CoreFailed, CoreStep, SamplingOptions, SubmitSequence
+from services.engine.domain import SamplingOptions
+from services.engine.link import CoreFailed, CoreStep, SubmitSequence
 from services.engine.servicer import CoreStartError, ProcessCore, spawn_process
 from tests.support.engines import FAST
 from tests.support.specs import sequence_spec

@@ -15,8 +15,8 @@ import torch
 
 from services.engine.core.startup import start_engine
 from services.engine.device import ExecutionMode, sim
+from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.graphs import Phase
-from services.engine.link import CoreErrorCode, FinishReason
 from tests.support.sim_cores import SIZES, SimCores, answer, whole, work_of
 from tests.support.sim_device import Host
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.engine.device import ExecutionMode, sim
-from services.engine.link import BeamOptions
+from services.engine.domain import BeamOptions
 from tests.support.sim_cores import SimCores, work_of
 from tests.support.sim_device import Host
 from tests.support.torch_engine import LocalCore, save_tiny_model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.link import BeamOptions, FinishReason
+from services.engine.domain import BeamOptions, FinishReason
 from tests.support.torch_engine import LocalCore
 
 # A generated sequence and its score.

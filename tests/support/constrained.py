@@ -11,7 +11,7 @@ import numpy as np
 
 from catenary.constraints import ConstraintKind
 from services.engine.constraints import Bits, Restriction, Vocabulary
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tokenizer_json, write_tiny_model
 from tests.support.torch_engine import LocalCore, Output, save_tiny_model
 

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.engine.link import FinishReason, OfferedKv, TransferLoad
+from services.engine.domain import FinishReason
+from services.engine.link import OfferedKv, TransferLoad
 from tests.support.torch_engine import LocalCore, tiny_options
 
 # Longer than what it stands for ever takes.

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.core.pooled import PooledLoop, start_pooled
-from services.engine.link import EndRow, PoolingOptions, SamplingOptions, SubmitSequence
+from services.engine.domain import PoolingOptions, SamplingOptions
+from services.engine.link import EndRow, SubmitSequence
 from services.engine.model import Task
 from tests.support.torch_engine import MemoryLink, tiny_options
 

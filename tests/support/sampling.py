@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from services.engine.device import CpuDevice, Device
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 from services.engine.sampling import (
     MaskBuffer,
     RowParams,

@@ -6,8 +6,8 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from services.engine.domain import FinishReason, SamplingOptions
 from services.engine.kv import BlockPool, Removed
-from services.engine.link import FinishReason, SamplingOptions
 from services.engine.scheduler import (
     Finished,
     Outcome,

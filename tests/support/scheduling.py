@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.domain import SamplingOptions
 from services.engine.kv import BlockPool
-from services.engine.link import SamplingOptions
 from services.engine.scheduler import (
     Outcome,
     Scheduler,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.device import ExecutionMode, sim
-from services.engine.link import FinishReason
+from services.engine.domain import FinishReason
 from tests.support.sim_device import EAGER, Host
 from tests.support.torch_engine import LocalCore, Output, tiny_options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from services.engine.link import FinishReason
+from services.engine.domain import FinishReason
 from services.engine.scheduler import (
     BeamGroup,
     QueueFull,

@@ -6,8 +6,8 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from services.engine.bucketing import Bucket, BucketLimits, BucketPlan, build_plan
+from services.engine.domain import FinishReason
 from services.engine.kv import BlockPool
-from services.engine.link import FinishReason
 from services.engine.scheduler import SchedulerConfig, Sequence, SequenceParams, StepPlan
 
 VOCABULARY = 50

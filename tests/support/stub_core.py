@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 
+from services.engine.domain import FinishReason
 from services.engine.link import (
     BlockingLink,
     CapacityFacts,
@@ -21,7 +22,6 @@ from services.engine.link import (
     CoreReady,
     CoreStep,
     EndRow,
-    FinishReason,
     LinkClosed,
     ModelFacts,
     StartCore,

@@ -14,6 +14,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import Device
+from services.engine.domain import SamplingOptions
 from services.engine.link import (
     AbortSequences,
     CoreStep,
@@ -21,7 +22,6 @@ from services.engine.link import (
     KvChanges,
     KvContents,
     PromptColumns,
-    SamplingOptions,
     SubmitSequence,
 )
 from services.engine.options import EngineOptions

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from services.engine.bucketing.applying import narrow_limits
 from services.engine.bucketing.axes import AXIS_OPTIONS, AxisOptions, BucketAxes, parse_axis
-from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.bucket import (
+    LONG_CONTEXT,
+    Bucket,
+    BucketLimits,
+    dummy_decode_lengths,
+    dummy_prefill_chunks,
+)
 from services.engine.bucketing.bucket_file import format_buckets, parse_buckets, read_bucket_file
-from services.engine.bucketing.dummy import dummy_decode_lengths, dummy_prefill_chunks
-from services.engine.bucketing.exponential import ExponentialRange, exponential_ranges
-from services.engine.bucketing.grid import decode_grid, prefill_grid
-from services.engine.bucketing.limits import LONG_CONTEXT, BucketLimits
-from services.engine.bucketing.linear import LinearRange, linear_ranges
-from services.engine.bucketing.padding import PaddingOptions, PaddingRange, padding_ranges
+from services.engine.bucketing.grid import (
+    decode_grid,
+    missing_decode,
+    missing_prefill,
+    prefill_grid,
+    split_by_limits,
+)
 from services.engine.bucketing.plan import (
     STRATEGIES,
     BucketPlan,
     build_plan,
     covers_every_step,
     long_name,
+    narrow_limits,
     plan_of,
 )
-from services.engine.bucketing.ranges import bits, fit_to_pool
 from services.engine.bucketing.recording import Recorder
+from services.engine.bucketing.strategies import (
+    ExponentialRange,
+    LinearRange,
+    PaddingOptions,
+    PaddingRange,
+    bits,
+    exponential_ranges,
+    fit_to_pool,
+    linear_ranges,
+    padding_ranges,
+)
 
 __all__ = [
     "AXIS_OPTIONS",
@@ -48,6 +65,8 @@ __all__ = [
     "format_buckets",
     "linear_ranges",
     "long_name",
+    "missing_decode",
+    "missing_prefill",
     "narrow_limits",
     "padding_ranges",
     "parse_axis",
@@ -55,4 +74,5 @@ __all__ = [
     "plan_of",
     "prefill_grid",
     "read_bucket_file",
+    "split_by_limits",
 ]

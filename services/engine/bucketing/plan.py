@@ -3,23 +3,181 @@
 from __future__ import annotations
 
 import math
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from services.engine.bucketing.applying import beyond_limits, narrow_limits, with_axes
-from services.engine.bucketing.axes import AXES, OPTION_PREFIX, BucketAxes
-from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.axes import AXES, OPTION_PREFIX, AxisOptions, BucketAxes
+from services.engine.bucketing.bucket import Bucket, BucketLimits
 from services.engine.bucketing.bucket_file import read_bucket_file
-from services.engine.bucketing.coverage import missing_decode, missing_prefill, split_by_limits
-from services.engine.bucketing.exponential import exponential_ranges
-from services.engine.bucketing.grid import decode_grid, prefill_grid
-from services.engine.bucketing.limits import BucketLimits
-from services.engine.bucketing.linear import linear_ranges
-from services.engine.bucketing.padding import PaddingOptions, padding_ranges
-from services.engine.bucketing.ranges import BucketRanges, at_least_to, up_to
-from services.engine.bucketing.table import BucketTable
+from services.engine.bucketing.grid import (
+    decode_grid,
+    missing_decode,
+    missing_prefill,
+    prefill_grid,
+    split_by_limits,
+)
+from services.engine.bucketing.strategies import (
+    AxisRange,
+    BucketRanges,
+    ExponentialRange,
+    LinearRange,
+    PaddingOptions,
+    PaddingRange,
+    at_least_to,
+    exponential_ranges,
+    fit_to_pool,
+    linear_ranges,
+    padding_ranges,
+    up_to,
+)
+
+
+class BucketTable:
+    """Finds, for a forward, the covering bucket with the least work.
+
+    `work` gives a bucket's cost in any unit. It must not fall when a dimension grows: matching stops at the
+    first rows and queries whose cost alone is no better than what was found.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket], work: Callable[[Bucket], int]) -> None:
+        self.buckets = tuple(sorted(set(buckets), key=attrgetter("batch", "query", "context_blocks")))
+        if not self.buckets:
+            raise ValueError("a phase needs at least one bucket")
+        self.max_batch = max(bucket.batch for bucket in self.buckets)
+        self.max_query = max(bucket.query for bucket in self.buckets)
+        self.max_context_blocks = max(bucket.context_blocks for bucket in self.buckets)
+        self._work = work
+        # batch -> query -> rising context blocks, keys rising.
+        self._contexts: dict[int, dict[int, list[int]]] = {}
+        for bucket in self.buckets:
+            queries = self._contexts.setdefault(bucket.batch, {})
+            queries.setdefault(bucket.query, []).append(bucket.context_blocks)
+        self._batches = list(self._contexts)
+        self._queries = {batch: list(queries) for batch, queries in self._contexts.items()}
+
+    def match(self, batch: int, query: int, context_blocks: int) -> Bucket | None:
+        """The covering bucket with the least work, the smallest of equals; None if no bucket covers."""
+        best: Bucket | None = None
+        least = 0
+        for rows in self._batches[bisect_left(self._batches, batch) :]:
+            if best is not None and self._work(Bucket(rows, query, context_blocks)) >= least:
+                break
+            queries = self._queries[rows]
+            for length in queries[bisect_left(queries, query) :]:
+                if best is not None and self._work(Bucket(rows, length, context_blocks)) >= least:
+                    break
+                contexts = self._contexts[rows][length]
+                at = bisect_left(contexts, context_blocks)
+                if at == len(contexts):
+                    continue
+                candidate = Bucket(rows, length, contexts[at])
+                work = self._work(candidate)
+                if best is None or work < least:
+                    best, least = candidate, work
+        return best
+
+
+_MAX_VALUES = 100_000
+
+
+def narrow_limits(limits: BucketLimits, axes: BucketAxes) -> BucketLimits:
+    """The limits with the operator's bounds on prefill rows and on the length of a chunk."""
+    rows = axes.prefill_batch.max
+    return replace(
+        limits,
+        max_prefill_seqs=limits.max_prefill_seqs if rows is None else min(rows, limits.max_prefill_seqs),
+        max_chunk=axes.prefill_query.max,
+    )
+
+
+def with_axes(ranges: BucketRanges, axes: BucketAxes, limits: BucketLimits) -> BucketRanges:
+    """The ranges with the operator's settings in place of the strategy's.
+
+    A maximum beyond what an engine can use ends there. Raises ValueError for a minimum that lies beyond it.
+    """
+    return BucketRanges(
+        **{axis: _set(axis, getattr(ranges, axis), getattr(axes, axis), limits) for axis in AXES}
+    )
+
+
+def beyond_limits(axes: BucketAxes, limits: BucketLimits) -> list[str]:
+    """One line for each maximum beyond what an engine with these limits can use."""
+    lines = []
+    for axis in AXES:
+        maximum = getattr(axes, axis).max
+        most, reason = most_of(axis, limits)
+        if maximum is not None and maximum > most:
+            lines.append(f"{OPTION_PREFIX}{axis} ends at {most} and not at its max {maximum}: {reason}")
+    return lines
+
+
+def most_of(axis: str, limits: BucketLimits) -> tuple[int, str]:
+    """The largest value of an axis that an engine can use, and why."""
+    match axis:
+        case "prefill_batch":
+            return limits.max_prefill_seqs, "no more prompts are computed together (max_prefill_batch)"
+        case "prefill_query":
+            most = min(limits.max_num_batched_tokens, limits.max_model_len)
+            return most, "no chunk is longer (max_idle_batched_tokens, max_num_batched_tokens, max_model_len)"
+        case "prefill_context":
+            return limits.max_context_blocks, "a sequence has no more blocks (max_model_len, block_size)"
+        case "decode_batch":
+            return limits.max_num_seqs, "no more sequences run at once (max_num_seqs)"
+        case _ if limits.contiguous:
+            return limits.num_blocks, "the KV pool has no more blocks"
+        case _:
+            # Each batch's blocks end at what its rows can have, which the grid sees to.
+            return sys.maxsize, "no batch has more blocks"
+
+
+def _set(axis: str, chosen: AxisRange, options: AxisOptions, limits: BucketLimits) -> AxisRange:
+    if not options.given or isinstance(chosen, ExponentialRange):
+        return _set_first(chosen, options)
+    if not isinstance(chosen, LinearRange | PaddingRange):
+        raise TypeError(f"no settings are known for {type(chosen).__name__}")
+    most, reason = most_of(axis, limits)
+    minimum = chosen.minimum if options.min is None else options.min
+    step = chosen.step if options.step is None else options.step
+    maximum = chosen.maximum if options.max is None else min(options.max, most)
+    if axis == "decode_blocks" and limits.contiguous:
+        minimum, maximum = fit_to_pool(minimum, step, maximum, pool=limits.num_blocks)
+    if options.min is None:
+        minimum = min(minimum, maximum)
+    elif options.max is None and minimum > maximum:
+        # Some strategies end an axis before the last value that can be needed.
+        maximum = min(minimum, most)
+    if minimum > maximum:
+        raise ValueError(f"{OPTION_PREFIX}{axis}: min {minimum} exceeds {maximum}: {reason}; lower min")
+    if maximum // step > _MAX_VALUES:
+        raise ValueError(
+            f"{OPTION_PREFIX}{axis}: step {step} makes more than {_MAX_VALUES} values up to {maximum}: raise "
+            "step"
+        )
+    if isinstance(chosen, LinearRange):
+        return LinearRange(minimum, step, maximum)
+    cap = chosen.cap
+    if axis == "decode_blocks" and limits.contiguous:
+        cap = min(cap, -(-maximum // 4))
+    return PaddingRange(
+        minimum,
+        step,
+        maximum,
+        cap=cap if options.pad_max is None else options.pad_max,
+        ratio=chosen.ratio if options.pad_percent is None else options.pad_percent / 100,
+    )
+
+
+def _set_first(chosen: AxisRange, options: AxisOptions) -> AxisRange:
+    """An exponential axis: its first value is the one setting that its limits do not carry already."""
+    if options.min is None or not isinstance(chosen, ExponentialRange):
+        return chosen
+    return replace(chosen, minimum=options.min)
+
 
 # So many shapes no machine warms up in a month; a list of them would not fit a host's memory much later.
 _MAX_BUCKETS: Final = 2_000_000

@@ -13,7 +13,7 @@ from services.engine.constraints.json_watch import JsonTokens, json_parts
 from services.engine.constraints.matching import ConstraintRefused, GrammarBackend
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import Vocabulary
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from services.engine.scheduler import QueueFull
 
 Given = ParamSpec("Given")

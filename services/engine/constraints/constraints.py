@@ -13,7 +13,8 @@ from services.engine.constraints.compiler import ConstraintCompiler
 from services.engine.constraints.matching import Bits, ConstraintRefused, Matcher
 from services.engine.constraints.restriction import Restriction, Taken
 from services.engine.constraints.waiting import WaitingConstraints
-from services.engine.link import ConstraintLoad, ConstraintOptions
+from services.engine.domain import ConstraintOptions
+from services.engine.link import ConstraintLoad
 from services.engine.scheduler import Sequence, StepPlan
 
 

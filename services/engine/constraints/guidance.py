@@ -19,7 +19,7 @@ from catenary.constraints import (
 )
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
 from services.engine.constraints.vocabulary import Vocabulary
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 
 _STACK_BYTES: Final = 16 * 2**20
 

@@ -17,7 +17,7 @@ from typing import Final
 from catenary.constraints import ConstraintKind
 from services.engine.constraints.matching import Bits
 from services.engine.constraints.vocabulary import Vocabulary, bits_of
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 
 # Numbers beyond the range of a double are of no use to most readers.
 _EXPONENT_DIGITS: Final = 3

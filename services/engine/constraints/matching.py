@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 
 Bits = np.ndarray[Any, np.dtype[np.int32]]
 """Sets of tokens, int32 [.., W]: token t is bit t % 32 of number t // 32."""

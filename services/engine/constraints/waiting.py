@@ -11,7 +11,7 @@ from catenary.telemetry import get_logger
 from services.engine.constraints.compiler import ConstraintCompiler
 from services.engine.constraints.matching import ConstraintRefused
 from services.engine.constraints.restriction import CompiledConstraint, Restriction
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from services.engine.scheduler import QueueFull, Sequence
 
 log = get_logger(__name__)

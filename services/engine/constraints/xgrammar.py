@@ -25,7 +25,7 @@ from catenary.constraints import (
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, GrammarBackend, Matcher
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.constraints.xgrammar_schema import honoured
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 
 # As the grammars of llguidance have it (`ConstraintLimits`).
 _MOST_WHITE_SPACE: Final = 32

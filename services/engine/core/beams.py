@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from services.engine.beams import BeamSearch, Candidate, Hypothesis
-from services.engine.link import BeamOptions, HypothesisRow, SubmitSequence
+from services.engine.domain import BeamOptions
+from services.engine.link import HypothesisRow, SubmitSequence
 from services.engine.sampling import SampledToken
 from services.engine.scheduler import BeamGroup, Scheduler, Sequence, SequenceParams, sequence_from
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from math import isfinite
 
-from services.engine.link import BeamOptions, CoreErrorCode, SubmitSequence
+from services.engine.domain import BeamOptions, CoreErrorCode
+from services.engine.link import SubmitSequence
 from services.engine.scheduler import SequenceRefused
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from services.engine.link import (
-    CoreErrorCode,
-    EndRow,
-    FinishReason,
-    HypothesisRow,
-    OfferedKv,
-    PromptColumns,
-    StepColumns,
-)
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import EndRow, HypothesisRow, OfferedKv, PromptColumns, StepColumns
 from services.engine.runner import TokenScore
 from services.engine.sampling import SampledToken
 from services.engine.scheduler import Finished, Outcome, Sequence

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from services.engine.constraints import ConstraintRefused, Constraints, Taken
 from services.engine.core.columns import StepBuilder
-from services.engine.link import ConstraintLoad, ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.domain import ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.link import ConstraintLoad
 from services.engine.runner import LaunchedStep
 from services.engine.sampling import TokenMasks
 from services.engine.scheduler import (

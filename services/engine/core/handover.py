@@ -26,13 +26,8 @@ from services.engine.core.errors import StartError
 from services.engine.core.fetching import Waiting
 from services.engine.core.offers import OfferBook, OfferTerms
 from services.engine.core.sizing import Sizing
-from services.engine.link import (
-    CoreErrorCode,
-    OfferedKv,
-    SamplingOptions,
-    SubmitSequence,
-    TransferLoad,
-)
+from services.engine.domain import CoreErrorCode, SamplingOptions
+from services.engine.link import OfferedKv, SubmitSequence, TransferLoad
 from services.engine.model import weights_fingerprint
 from services.engine.model.paged import PagedModel
 from services.engine.options import EngineOptions

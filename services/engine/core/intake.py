@@ -8,7 +8,8 @@ from services.engine.core.columns import StepBuilder
 from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.handover import Handover, prompt_alone
 from services.engine.core.startup import Engine
-from services.engine.link import CoreErrorCode, FinishReason, SubmitSequence
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import SubmitSequence
 from services.engine.scheduler import Finished, QueueFull, Sequence, SequenceRefused, sequence_from
 
 

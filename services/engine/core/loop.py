@@ -12,17 +12,16 @@ from services.engine.core.columns import StepBuilder
 from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
 from services.engine.core.intake import Intake
+from services.engine.core.kv_news import KvNews
 from services.engine.core.startup import Engine
 from services.engine.core.warming import graph_load
-from services.engine.kv import KvNews
+from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
     CancelProfile,
-    CoreErrorCode,
     CoreLoad,
     CoreStep,
-    FinishReason,
     FollowKv,
     StartProfile,
     StopCore,

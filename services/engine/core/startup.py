@@ -17,6 +17,7 @@ from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.handover import Handover, open_handover
+from services.engine.core.profiler import Profiler
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
@@ -40,7 +41,7 @@ from services.engine.model.paged import PagedModel
 from services.engine.options import EngineOptions
 from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
-from services.engine.tracing import EventFile, Profiler, StepTracer
+from services.engine.tracing import EventFile, StepTracer
 
 log = get_logger(__name__)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from services.engine.graphs.background import BackgroundWarmUp
-from services.engine.graphs.budget import CaptureSchedule, Purse
+from services.engine.graphs.budget import (
+    CaptureOrder,
+    CaptureSchedule,
+    Purse,
+    Shape,
+    count_shapes,
+    shapes_in_order,
+    split_long,
+)
 from services.engine.graphs.code_cache import CodeCache
-from services.engine.graphs.graphs import Graphs
-from services.engine.graphs.order import CaptureOrder, Shape, count_shapes, shapes_in_order, split_long
-from services.engine.graphs.padding import PaddingCounter, PhaseWork
-from services.engine.graphs.phase import Key, Phase, name_of, size_of
-from services.engine.graphs.warmup import WarmUp, WarmUpReport
+from services.engine.graphs.graphs import Graphs, Key, PaddingCounter, Phase, PhaseWork, name_of, size_of
+from services.engine.graphs.warmup import BackgroundWarmUp, WarmUp, WarmUpReport
 
 __all__ = [
     "BackgroundWarmUp",

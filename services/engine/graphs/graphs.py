@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,10 +13,121 @@ import torch
 from catenary.telemetry import get_logger
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, ExecutionMode, Forward, ShapeKey, shape_key
-from services.engine.graphs.padding import PaddingCounter, PhaseWork
-from services.engine.graphs.phase import Key, Phase, name_of, size_of
-from services.engine.graphs.spans import describe
-from services.engine.tracing import StepTracer
+from services.engine.tracing import Span, StepTracer
+
+
+class Phase(Enum):
+    """PREFILL and DECODE run in buckets; HEAD (logits) for a number of rows, CLEAR and MOVE of blocks.
+
+    READ and WRITE are copies of blocks to the host and from there, where engines hand KV on.
+
+    The others are what sampling is made of where shapes are static, `sampling.static` says for what counts.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    HEAD = "head"
+    CLEAR = "clear"
+    MOVE = "move"
+    READ = "read"
+    WRITE = "write"
+    GREEDY = "greedy"
+    NORMALIZE = "normalize"
+    EDIT = "edit"
+    PENDING = "pending"
+    PENALIZE = "penalize"
+    MASK = "mask"
+    DRAW = "draw"
+    FILTER = "filter"
+    FILTER_WIDE = "filter_wide"
+    FINISH = "finish"
+    LOGPROBS = "logprobs"
+    BEAMS = "beams"
+    SCORE = "score"
+    RESULT = "result"
+
+
+Key = Bucket | int
+"""A bucket, or the count that the phase's shape follows from."""
+
+
+def size_of(phase: Phase, key: Key, block_size: int) -> int:
+    """Tokens that a computation of this static shape touches, padding included: its cost in a rough unit."""
+    if isinstance(key, int):
+        return key
+    if phase is Phase.PREFILL:
+        return key.prefill_tokens(block_size)
+    return key.batch + key.context_blocks * block_size
+
+
+def name_of(phase: Phase, key: Key) -> str:
+    """The shape as people read it in logs."""
+    if isinstance(key, int):
+        return f"{phase.value} count:{key}"
+    return f"{phase.value} batch_size:{key.batch} query_len:{key.query} num_blocks:{key.context_blocks}"
+
+
+@dataclass(slots=True)
+class PhaseWork:
+    """Of one forward of a phase, or of all. Tokens of a decode are rows; blocks are those of the context."""
+
+    tokens: int = 0
+    padding_tokens: int = 0
+    blocks: int = 0
+    padding_blocks: int = 0
+
+    def add(self, other: PhaseWork) -> None:
+        """Adds another's work to this."""
+        self.tokens += other.tokens
+        self.padding_tokens += other.padding_tokens
+        self.blocks += other.blocks
+        self.padding_blocks += other.padding_blocks
+
+
+class PaddingCounter:
+    """Compares what forwards had to compute with the buckets that they ran in."""
+
+    def __init__(self) -> None:
+        self.prefill = PhaseWork()
+        self.decode = PhaseWork()
+
+    def add(self, phase: Phase, bucket: Bucket, *, tokens: int, blocks: int) -> PhaseWork:
+        """One forward: `tokens` real tokens and `blocks` real context blocks, all rows together.
+
+        Returns its work alone.
+        """
+        prefill = phase is Phase.PREFILL
+        work = PhaseWork(
+            tokens=tokens,
+            padding_tokens=bucket.batch * bucket.query - tokens,
+            blocks=blocks,
+            padding_blocks=bucket.context_blocks * (bucket.batch if prefill else 1) - blocks,
+        )
+        (self.prefill if prefill else self.decode).add(work)
+        return work
+
+
+def describe(
+    span: Span, key: Key, work: PhaseWork | None, *, way: str, compilations: int, warming: bool
+) -> None:
+    """Tells a computation's shape, its work and whether it was captured or compiled.
+
+    `way` is replayed, captured, compiled or eager.
+    """
+    if isinstance(key, Bucket):
+        span.args["bucket"] = f"batch {key.batch}, query {key.query}, blocks {key.context_blocks}"
+        span.args |= asdict(key)
+    else:
+        span.args["count"] = key
+    if work is not None:
+        span.args |= asdict(work)
+    span.args |= {"way": way, "compilations": compilations}
+    if warming:
+        span.args["warm_up"] = True
+    span.category = "device"
+    if compilations or way in ("captured", "compiled"):
+        span.mark_compiled("captured" if way == "captured" else "compiled")
+
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Warm-up: visits every static shape of an engine once, and captures those that fit."""
+"""Visit every static shape of an engine once, before serving or between steps, and capture those that fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from catenary.telemetry import get_logger
 from services.engine.device import Device
-from services.engine.graphs.budget import CaptureSchedule
-from services.engine.graphs.graphs import Graphs
-from services.engine.graphs.order import Shape
-from services.engine.graphs.phase import Key, Phase, name_of
+from services.engine.graphs.budget import CaptureSchedule, Shape
+from services.engine.graphs.graphs import Graphs, Key, Phase, name_of
 
 log = get_logger(__name__)
 
@@ -174,3 +172,39 @@ class WarmUp:
                 f"Graph/{_TITLES[phase]} captured:{len(captured)} ({len(captured) / count:.1%}) "
                 f"used_mem:{used:.2f} GiB"
             )
+
+
+class BackgroundWarmUp:
+    """Paces a warm-up. An idle engine captures at once; a busy one serves, after each capture, for at least
+    as long as that took, so that warm-up gets no more than half of the time. `clock` gives steady seconds.
+    """
+
+    def __init__(self, warm_up: WarmUp, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._warm_up = warm_up
+        self._clock = clock
+        self._not_before = 0.0
+        self.pending = warm_up.pending
+
+    @property
+    def done(self) -> int:
+        """Shapes visited."""
+        return self._warm_up.done if self.pending else self._warm_up.total
+
+    @property
+    def total(self) -> int:
+        """Shapes to visit."""
+        return self._warm_up.total
+
+    def turn(self, *, busy: bool) -> bool:
+        """Captures one shape if it is time for one; True if it did. A defect ends the warm-up alone."""
+        now = self._clock()
+        if not self.pending or (busy and now < self._not_before):
+            return False
+        try:
+            self.pending = self._warm_up.step()
+        except Exception:
+            log.exception("the warm-up ends early: what is not captured runs eagerly")
+            self.pending = False
+        ended = self._clock()
+        self._not_before = 2 * ended - now
+        return True

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from services.engine.kv.block_pool import BlockPool
-from services.engine.kv.errors import BlockError, OutOfBlocks
-from services.engine.kv.events import Cleared, KvEventLog, Removed, Stored
-from services.engine.kv.moves import BlockMove
-from services.engine.kv.news import KvNews, net_changes
+from services.engine.kv.block_pool import BlockError, BlockMove, BlockPool, OutOfBlocks
+from services.engine.kv.events import Cleared, KvEvent, KvEventLog, Removed, Stored
 
 __all__ = [
     "BlockError",
     "BlockMove",
     "BlockPool",
     "Cleared",
+    "KvEvent",
     "KvEventLog",
-    "KvNews",
     "OutOfBlocks",
     "Removed",
     "Stored",
-    "net_changes",
 ]

@@ -7,32 +7,20 @@ core lives.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from services.engine.domain import (
+    BeamOptions,
+    ConstraintOptions,
+    CoreErrorCode,
+    FinishReason,
+    PoolingOptions,
+    SamplingOptions,
+)
 from services.engine.link.kv import FollowKv, KvChanges, KvContents
-from services.engine.link.options import BeamOptions, ConstraintOptions, PoolingOptions, SamplingOptions
 from services.engine.link.transfers import OfferedKv, TransferLoad
-
-
-class FinishReason(StrEnum):
-    """Why a sequence ended; names are those of the contract's FinishReason without its prefix."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-class CoreErrorCode(StrEnum):
-    """Why the core failed a sequence; the contract's ErrorCode is "ERROR_CODE_" plus the value."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
-    OVERLOADED = "OVERLOADED"
-    INTERNAL = "INTERNAL"
 
 
 class StartCore(Struct, frozen=True, array_like=True, tag="start"):

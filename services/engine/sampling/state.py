@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from services.engine.scheduler.beams import BeamGroup
-from services.engine.scheduler.errors import QueueFull, SchedulerError, SequenceRefused
-from services.engine.scheduler.kept import Expected, KeptBlocks
-from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import (
     Advanced,
     DecodeRow,
     Finished,
     Outcome,
     PrefillChunk,
+    SchedulerLoad,
     Scored,
     StepPlan,
 )
-from services.engine.scheduler.prefixes import prompt_name
+from services.engine.scheduler.reuse import Expected, KeptBlocks, prompt_name
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
+    BeamGroup,
     IllegalTransition,
+    QueueFull,
+    SchedulerError,
     Sequence,
     SequenceParams,
+    SequenceRefused,
     SequenceStatus,
     sequence_from,
 )

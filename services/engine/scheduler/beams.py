@@ -3,45 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from services.engine.kv import BlockPool
-from services.engine.scheduler.running import RunningSet
-from services.engine.scheduler.sequence import Sequence
-from services.engine.scheduler.waiting import WaitingQueue
-
-
-@dataclass(eq=False, slots=True)
-class BeamGroup:
-    """The sequences of one search: as many as it has beams at the most, each with a row of its own.
-
-    `members[0]`, the lead, is the one that the outside knows. `active` are the beams, best first: at first
-    the lead alone, which computes the prompt. The others rest, without tokens. `scored` are the keys of
-    those whose next token can be chosen.
-    """
-
-    members: list[Sequence]
-    active: list[Sequence] = field(init=False)
-    scored: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.active = self.members[:1]
-        for member in self.members:
-            member.group = self
-
-    @property
-    def lead(self) -> Sequence:
-        """Stands for the group in queues and results."""
-        return self.members[0]
-
-    @property
-    def trunk(self) -> Sequence:
-        """The beam that is computed first when the group starts; the others begin with its blocks."""
-        return self.active[0]
-
-    def idle(self) -> list[Sequence]:
-        """The members that are no beam."""
-        return [member for member in self.members if member not in self.active]
+from services.engine.scheduler.queues import RunningSet, WaitingQueue
+from services.engine.scheduler.sequence import BeamGroup, Sequence
 
 
 class Beams:

@@ -1,4 +1,4 @@
-"""What one engine step computes, and what came of it."""
+"""What one engine step computes, what came of it, and the scheduler's load for reports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from services.engine.bucketing import Bucket
+from services.engine.domain import FinishReason
 from services.engine.kv import BlockMove
-from services.engine.link import FinishReason
-from services.engine.scheduler.beams import BeamGroup
-from services.engine.scheduler.sequence import Sequence
+from services.engine.scheduler.sequence import BeamGroup, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +115,31 @@ class Scored:
     """All beams of a group wait for their next tokens: `Scheduler.branch` or `Scheduler.end` is to follow."""
 
     group: BeamGroup
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLoad:
+    """Sequences that run and wait, blocks in use, and tokens that prefill has yet to compute.
+
+    The preempted count as waiting, with all their tokens.
+    """
+
+    running: int
+    waiting: int
+    used_blocks: int
+    pending_prefill_tokens: int
+
+
+@dataclass(slots=True)
+class StartCounts:
+    """Since the start: tokens of prompts that were started, those of them whose KV was there, preemptions."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+
+    def started(self, sequence: Sequence) -> None:
+        """Counts one that has got its blocks, unless it only starts anew."""
+        if not sequence.num_preemptions:
+            self.prompt_tokens += sequence.prompt_len
+            self.cached_prompt_tokens += sequence.num_cached_tokens

@@ -1,27 +1,185 @@
-"""Decides what each step computes."""
+"""Decide what each step computes: who decodes, which chunks of prompts are prefilled, who is preempted."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from operator import attrgetter
+from typing import Final
 
 from services.engine.bucketing import Bucket, BucketPlan
 from services.engine.kv import BlockMove, BlockPool
-from services.engine.scheduler.beams import BeamGroup, Beams
-from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose_decodes
-from services.engine.scheduler.defragmentation import move_blocks
-from services.engine.scheduler.errors import SchedulerError
-from services.engine.scheduler.kept import KeptBlocks
-from services.engine.scheduler.load import StartCounts
-from services.engine.scheduler.plan import StepPlan
-from services.engine.scheduler.prefills import PrefillBatch
-from services.engine.scheduler.prefixes import Demand, demand_of, take_blocks
-from services.engine.scheduler.running import RunningSet
-from services.engine.scheduler.sequence import Sequence, SequenceStatus
+from services.engine.scheduler.beams import Beams
+from services.engine.scheduler.plan import DecodeRow, PrefillChunk, StartCounts, StepPlan
+from services.engine.scheduler.queues import RunningSet, WaitingQueue
+from services.engine.scheduler.reuse import Demand, KeptBlocks, SharedPrompts, demand_of, take_blocks
+from services.engine.scheduler.sequence import BeamGroup, SchedulerError, Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
-from services.engine.scheduler.sharing import SharedPrompts
-from services.engine.scheduler.victims import choose_victims, reserved_blocks
-from services.engine.scheduler.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """Who decodes, and those of them that need one more block. `split`: others have to wait."""
+
+    sequences: list[Sequence]
+    growing: list[Sequence]
+    split: bool
+
+
+def choose_decodes(running: RunningSet, buckets: BucketPlan, *, contiguous: bool) -> DecodeChoice:
+    """Everybody if the largest bucket holds that, else those who were served longest ago.
+
+    Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps. The
+    sum of blocks can exceed them even if all fit the pool: a shared one counts for each that shares it. In a
+    contiguous cache the sum does not matter.
+    """
+    blocks = running.decode_blocks + len(running.growing)
+    max_blocks = buckets.max_decode_blocks if not contiguous else sys.maxsize
+    if len(running.decoding) <= buckets.max_decode_batch and blocks <= max_blocks:
+        return DecodeChoice(list(running.decoding.values()), list(running.growing.values()), split=False)
+    chosen: list[Sequence] = []
+    total = 0
+    for sequence in sorted(running.decoding.values(), key=attrgetter("last_decode_step")):
+        if len(chosen) == buckets.max_decode_batch:
+            break
+        more = sequence.key in running.growing and not sequence.shares_last
+        blocks = len(sequence.block_table) + more
+        if total + blocks <= max_blocks:
+            chosen.append(sequence)
+            total += blocks
+    growing = [sequence for sequence in chosen if sequence.key in running.growing]
+    return DecodeChoice(chosen, growing, split=True)
+
+
+def book_decodes(
+    sequences: Iterable[Sequence], running: RunningSet, block_size: int
+) -> tuple[DecodeRow, ...]:
+    """The rows that feed each sequence's last token. Books their computation and the tokens to come."""
+    rows: list[DecodeRow] = []
+    for sequence in sequences:
+        position = sequence.num_computed_tokens
+        token = None if sequence.num_pending else sequence.token_ids[position]
+        following = position + 1
+        rows.append(DecodeRow(sequence, position, following < sequence.shortest, token))
+        sequence.num_computed_tokens = following
+        sequence.num_pending += 1
+        if sequence.group is not None:
+            running.rest(sequence)
+        elif following + 1 >= sequence.longest:
+            running.end(sequence)
+        elif not following % block_size:
+            running.growing[sequence.key] = sequence
+    return tuple(rows)
+
+
+class PrefillBatch:
+    """Chunks of a step's prefill forward: at most `max_seqs` rows and `budget` tokens."""
+
+    def __init__(self, buckets: BucketPlan, budget: int, max_seqs: int) -> None:
+        self._buckets = buckets
+        self._budget = budget
+        self._max_seqs = min(max_seqs, buckets.max_prefill_batch)
+        self._query = 0
+        self._context = 0
+        self.chunks: list[PrefillChunk] = []
+        self.bucket: Bucket | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if no further chunk can enter."""
+        return self._budget < 1 or len(self.chunks) >= self._max_seqs
+
+    def add(self, sequence: Sequence, start: int) -> PrefillChunk | None:
+        """Adds as much as fits of a sequence whose first `start` tokens are computed.
+
+        Returns None, adding nothing, if the batch is full or no bucket covers it with that.
+        """
+        if self.full:
+            return None
+        length = self._length(sequence, start)
+        query = max(self._query, length)
+        context = max(self._context, -(-start // self._buckets.block_size))
+        bucket = self._buckets.prefill_bucket(len(self.chunks) + 1, query, context)
+        if bucket is None:
+            return None
+        end = start + length
+        samples = end == len(sequence.token_ids)
+        chunk = PrefillChunk(sequence, start, length, samples, samples and sequence.masks_stops(end))
+        self.chunks.append(chunk)
+        self.bucket, self._query, self._context = bucket, query, context
+        self._budget -= length
+        return chunk
+
+    def _length(self, sequence: Sequence, start: int) -> int:
+        total = len(sequence.token_ids)
+        end = start + min(total - start, self._budget, self._buckets.max_prefill_query)
+        # A chunk that is not the last ends with a full block if it can: the next has no partial context.
+        aligned = end - end % self._buckets.block_size
+        return (aligned if end < total and aligned > start else end) - start
+
+
+# A sequence is admitted only if one block stays free for each so many that run: they grow, and without a
+# reserve the newcomer would be preempted as soon as its prompt is computed.
+_RUNNING_PER_RESERVED_BLOCK: Final = 8
+
+
+def reserved_blocks(running: int) -> int:
+    """Blocks that must stay free beside a newcomer's own if so many run already."""
+    return -(-running // _RUNNING_PER_RESERVED_BLOCK)
+
+
+def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: BlockPool) -> list[Sequence]:
+    """The fewest running sequences, last in order first, that leave `head` a row and its blocks.
+
+    They must be less urgent by priority itself: having waited long is no reason to take away what others
+    compute. And they must come after `head` in order, else a stream of urgent arrivals could preempt an aged
+    sequence for ever. Empty if they would not free enough, for then their work would be lost for nothing.
+    """
+    candidates = [
+        sequence
+        for sequence in takewhile(lambda sequence: sequence.order > head.order, reversed(running.by_order))
+        if sequence.params.priority > head.params.priority
+    ]
+    free, count = pool.free_count - demand.idle, len(running)
+    # Most often it is clear without a look at every block who shares it.
+    if demand.allocated > free + sum(len(sequence.block_table) for sequence in candidates):
+        return []
+    hits, users = set(demand.hits), Counter[int]()
+    for number, sequence in enumerate(candidates, 1):
+        # A block comes free with its last user, and for nothing else if it is one that `head` hits.
+        users.update(sequence.block_table)
+        free += sum(
+            users[block] == pool.references(block) for block in sequence.block_table if block not in hits
+        )
+        rows = running.free_rows + number
+        if rows >= demand.rows and demand.allocated + reserved_blocks(count - number) <= free:
+            return candidates[:number]
+    return []
+
+
+def move_blocks(
+    running: RunningSet, pool: BlockPool, limit: int
+) -> tuple[tuple[BlockMove, ...], tuple[Sequence, ...]]:
+    """Moves up to `limit` blocks if that pays, and rewrites the tables that name them. Returns whose too.
+
+    It is right to rewrite them while a step is in flight. That step was launched with the old ids, and the
+    moves are executed after it and before the forwards of the step that is planned now: they carry along what
+    it writes, and everything planned from here on comes after them. So does whoever gets a source block.
+    """
+    moves = pool.plan_moves(limit)
+    if not moves:
+        return (), ()
+    targets = {move.source: move.target for move in moves}
+    lowest = min(targets)
+    moved: list[Sequence] = []
+    for sequence in running.by_order:
+        if sequence.highest_block >= lowest and not targets.keys().isdisjoint(sequence.block_table):
+            sequence.set_blocks([targets.get(block, block) for block in sequence.block_table])
+            moved.append(sequence)
+    return tuple(moves), tuple(moved)
 
 
 class Planner:

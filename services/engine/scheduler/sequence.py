@@ -1,4 +1,4 @@
-"""A sequence on its way through the engine, and the one place where its status changes."""
+"""A sequence on its way through the engine: the one place where its status changes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,33 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from catenary.blockhash import BlockHashes
-from services.engine.link import SamplingOptions, SubmitSequence
+from services.engine.domain import CoreErrorCode, FinishReason, SamplingOptions
 
 if TYPE_CHECKING:
-    from services.engine.scheduler.beams import BeamGroup
+    from services.engine.link import SubmitSequence
+
+
+class QueueFull(Exception):
+    """As many sequences live as the scheduler may hold. `limit` names the option that sets the bound."""
+
+    def __init__(self, limit: str, value: int) -> None:
+        super().__init__(f"the engine's queue is full ({limit}={value})")
+        self.limit = limit
+        self.value = value
+
+
+class SequenceRefused(Exception):
+    """A sequence that can never run here. The text is for the caller, `param` the parameter it is about."""
+
+    def __init__(self, code: CoreErrorCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+class SchedulerError(Exception):
+    """A defect: the scheduler was driven wrongly, or its books do not add up."""
 
 
 class SequenceStatus(Enum):
@@ -186,6 +209,39 @@ class Sequence:
         self.status = status
 
 
+@dataclass(eq=False, slots=True)
+class BeamGroup:
+    """The sequences of one search: as many as it has beams at the most, each with a row of its own.
+
+    `members[0]`, the lead, is the one that the outside knows. `active` are the beams, best first: at first
+    the lead alone, which computes the prompt. The others rest, without tokens. `scored` are the keys of
+    those whose next token can be chosen.
+    """
+
+    members: list[Sequence]
+    active: list[Sequence] = field(init=False)
+    scored: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.active = self.members[:1]
+        for member in self.members:
+            member.group = self
+
+    @property
+    def lead(self) -> Sequence:
+        """Stands for the group in queues and results."""
+        return self.members[0]
+
+    @property
+    def trunk(self) -> Sequence:
+        """The beam that is computed first when the group starts; the others begin with its blocks."""
+        return self.active[0]
+
+    def idle(self) -> list[Sequence]:
+        """The members that are no beam."""
+        return [member for member in self.members if member not in self.active]
+
+
 def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Sequence:
     """Builds the waiting sequence that a submit asks for, given the model's end-of-sequence ids."""
     stop_ids = frozenset(submit.stop_token_ids)
@@ -203,3 +259,17 @@ def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Seq
         cache_salt=submit.cache_salt.encode(),
         constrained=submit.constraint is not None,
     )
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Why a sequence ends with its last token, or None if it goes on.
+
+    A stop id among the first `min_tokens` generated tokens does not end it; sampling masks it there anyway.
+    Nor does one end a constrained text, of which it may be a part: its constraint tells.
+    """
+    length = len(sequence.token_ids)
+    if sequence.constrained:
+        return FinishReason.LENGTH if length >= sequence.longest else None
+    if sequence.token_ids[-1] in sequence.params.stop_ids and not sequence.masks_stops(length - 1):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= sequence.longest else None

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from catenary.constraints import ConstraintKind
 from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ConstraintOptions, ModelFacts, SubmitSequence
+from services.engine.domain import ConstraintOptions
+from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
 from services.engine.servicer.beams import resolve_beams
 from services.engine.servicer.documents import resolve_document
 from services.engine.servicer.inadmissible import Inadmissible

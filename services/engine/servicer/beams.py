@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from catenary.v1 import common_pb2
-from services.engine.link import BeamOptions, CapacityFacts, FinishReason, HypothesisRow
+from services.engine.domain import BeamOptions, FinishReason
+from services.engine.link import CapacityFacts, HypothesisRow
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from catenary.v1 import common_pb2
-from services.engine.link import ModelFacts, PoolingOptions, SamplingOptions, SubmitSequence
+from services.engine.domain import PoolingOptions, SamplingOptions
+from services.engine.link import ModelFacts, SubmitSequence
 from services.engine.servicer.identity import task_of
 from services.engine.servicer.inadmissible import Inadmissible
 

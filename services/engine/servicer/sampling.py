@@ -9,7 +9,8 @@ from catenary.parameters import BIAS, MIN_P, PENALTY, REPETITION, TEMPERATURE, T
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
-from services.engine.link import ModelFacts, SamplingOptions
+from services.engine.domain import SamplingOptions
+from services.engine.link import ModelFacts
 from services.engine.servicer.inadmissible import Inadmissible
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from catenary.columns import StepRow, split_columns, take_message
 from catenary.v1 import common_pb2
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import EndRow, StepColumns
 from services.engine.servicer.beams import hypothesis_of
 from services.engine.servicer.offers import offer_message
 

@@ -17,7 +17,7 @@ from catenary_apps.cli.drawing import PngCanvas
 from catenary_apps.cli.main import main
 from catenary_apps.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
-from services.engine.bucketing.learning import chat_lengths
+from services.engine.learning import chat_lengths
 from services.engine.memory import read_shape
 from tests.support.llama_config import LLAMA
 

@@ -21,7 +21,7 @@ from services.engine.bucketing import (
     parse_buckets,
     plan_of,
 )
-from services.engine.bucketing.learning import (
+from services.engine.learning import (
     Budget,
     ExactShapes,
     ModelCost,

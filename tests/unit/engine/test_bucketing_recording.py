@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.bucketing import Bucket, Recorder
-from services.engine.bucketing.learning import (
+from services.engine.learning import (
     ModelCost,
     SequenceLengths,
     StepTimes,

@@ -18,8 +18,8 @@ from services.engine.bucketing import (
     build_plan,
     plan_of,
 )
-from services.engine.bucketing.learning import Budget, ModelCost, estimated_times, learn_buckets
 from services.engine.kv import BlockPool
+from services.engine.learning import Budget, ModelCost, estimated_times, learn_buckets
 from services.engine.scheduler import Scheduler, SchedulerConfig, Sequence, SequenceParams, StepPlan
 
 COST = ModelCost(1e9, 2, 100_000, 4096, 32_000)

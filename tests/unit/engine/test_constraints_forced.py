@@ -19,7 +19,7 @@ from services.engine.constraints import (
     Vocabulary,
     open_xgrammar,
 )
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.constrained import WIDTH, next_tokens, regex, schema
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids, tokenizer_json
 

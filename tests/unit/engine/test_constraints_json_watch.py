@@ -14,7 +14,7 @@ from catenary.constraints import ConstraintKind
 from services.engine.constraints import ConstraintCompiler, GuidanceBackend, Restriction, Taken, open_xgrammar
 from services.engine.constraints.json_watch import JsonParts, JsonTokens, JsonWatch, json_parts
 from services.engine.constraints.vocabulary import Vocabulary
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.constrained import WIDTH, next_tokens, regex, schema, tiny_vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids
 

@@ -26,7 +26,7 @@ from services.engine.constraints import (
     open_xgrammar,
 )
 from services.engine.constraints.vocabulary import bits_of
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from services.engine.scheduler import QueueFull
 from tests.support.constrained import WIDTH, regex, schema, tiny_vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json

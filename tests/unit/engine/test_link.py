@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.engine.domain import CoreErrorCode, FinishReason, SamplingOptions
 from services.engine.link import (
     AbortSequences,
     AsyncLink,
     BlockingLink,
     CapacityFacts,
-    CoreErrorCode,
     CoreFailed,
     CoreLoad,
     CoreProgress,
     CoreReady,
     CoreStep,
     EndRow,
-    FinishReason,
     FollowKv,
     FrameTooLarge,
     KvChanges,
@@ -31,7 +30,6 @@ from services.engine.link import (
     MalformedFrame,
     Message,
     ModelFacts,
-    SamplingOptions,
     StartCore,
     StepColumns,
     StopCore,

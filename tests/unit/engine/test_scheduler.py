@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.domain import CoreErrorCode, FinishReason, SamplingOptions
 from services.engine.kv import BlockPool
-from services.engine.link import CoreErrorCode, FinishReason, SamplingOptions, SubmitSequence
+from services.engine.link import SubmitSequence
 from services.engine.scheduler import (
     Advanced,
     Finished,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.domain import FinishReason
 from services.engine.kv import BlockPool
-from services.engine.link import FinishReason
 from services.engine.scheduler import (
     Advanced,
     Finished,

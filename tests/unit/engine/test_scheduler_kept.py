@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.link import FinishReason
+from services.engine.domain import FinishReason
 from services.engine.scheduler import Expected, Finished, Scheduler, Sequence, prompt_name
 from tests.support.scheduling import BLOCK, commit, make_scheduler, make_sequence
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from services.engine.domain import FinishReason
 from services.engine.kv import BlockMove
-from services.engine.link import FinishReason
 from services.engine.scheduler import Scheduler, Sequence, SequenceStatus
 from tests.support.scheduling import (
     BLOCK,

@@ -18,7 +18,8 @@ from catenary_testing.engine import (
     continuation,
     load_script,
 )
-from services.engine.link import EndRow, KvChanges, KvContents, SamplingOptions, SubmitSequence
+from services.engine.domain import SamplingOptions
+from services.engine.link import EndRow, KvChanges, KvContents, SubmitSequence
 from tests.support.kv_follower import names_of
 
 

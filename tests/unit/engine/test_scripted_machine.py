@@ -20,7 +20,8 @@ from catenary_testing.engine import (
     next_token,
 )
 from catenary_testing.engine.machine import QueueFull, ScriptedMachine
-from services.engine.link import FinishReason, SamplingOptions, SubmitSequence
+from services.engine.domain import FinishReason, SamplingOptions
+from services.engine.link import SubmitSequence
 
 ids = st.lists(st.integers(0, 199), min_size=1, max_size=30)
 

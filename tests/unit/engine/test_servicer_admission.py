@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ModelFacts, SamplingOptions
+from services.engine.domain import SamplingOptions
+from services.engine.link import CapacityFacts, ModelFacts
 from services.engine.servicer import Admission, Inadmissible, SequenceLimits
 from tests.support.specs import sequence_spec
 

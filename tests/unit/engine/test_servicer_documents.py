@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ModelFacts, PoolingOptions
+from services.engine.domain import PoolingOptions
+from services.engine.link import CapacityFacts, ModelFacts
 from services.engine.servicer import Admission, Inadmissible, SequenceLimits
 
 EMBED, SCORE = common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE

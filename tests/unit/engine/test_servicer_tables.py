@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from catenary.columns import MAX_STEP_WEIGHT, StepRow
 from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
+from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.link import (
     ConstraintLoad,
-    CoreErrorCode,
     CoreLoad,
     CoreStep,
     EndRow,
-    FinishReason,
     GraphLoad,
     PhaseLoad,
     StepColumns,

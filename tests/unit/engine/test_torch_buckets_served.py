@@ -15,15 +15,9 @@ from services.engine.bucketing import (
     plan_of,
     read_bucket_file,
 )
-from services.engine.bucketing.learning import (
-    Budget,
-    Workload,
-    fitted_times,
-    learn_for,
-    read_recording,
-)
 from services.engine.core.errors import StartError
 from services.engine.core.startup import start_engine
+from services.engine.learning import Budget, Workload, fitted_times, learn_for, read_recording
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
 LIMITS = BucketLimits(8, 128, 4, 24, 64, max_prefill_seqs=2)

@@ -13,7 +13,7 @@ import pytest
 
 from catenary.constraints import ConstraintKind
 from services.engine.device import Device
-from services.engine.link import BeamOptions, ConstraintOptions
+from services.engine.domain import BeamOptions, ConstraintOptions
 from tests.support.constrained import (
     SCHEMA,
     ended,

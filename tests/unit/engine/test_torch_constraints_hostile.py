@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary.constraints import ConstraintKind
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.constrained import ended, regex, save_constrained_model, text_of
 from tests.support.tiny_tokenizer import byte_ids
 from tests.support.torch_engine import LocalCore, tiny_options

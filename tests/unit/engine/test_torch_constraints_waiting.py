@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from catenary.constraints import ConstraintKind
-from services.engine.link import AbortSequences, ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.domain import ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.link import AbortSequences
 from tests.support.constrained import ended, regex, save_constrained_model, schema, settle_compile, text_of
 from tests.support.tiny_tokenizer import byte_ids
 from tests.support.torch_engine import LocalCore, tiny_options

@@ -13,7 +13,7 @@ import pytest
 
 from catenary.constraints import ConstraintKind
 from services.engine.core.errors import StartError
-from services.engine.link import ConstraintOptions
+from services.engine.domain import ConstraintOptions
 from tests.support.constrained import SCHEMA, ended, regex, save_constrained_model, schema, text_of
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids
 from tests.support.torch_engine import LocalCore, tiny_options

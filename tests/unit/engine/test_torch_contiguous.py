@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from services.engine.config import EngineConfig
-from services.engine.link import AbortSequences, FinishReason
+from services.engine.domain import FinishReason
+from services.engine.link import AbortSequences
 from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.paged import PagedModel
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options

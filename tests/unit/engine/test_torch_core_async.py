@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from services.engine.device import CpuDevice
-from services.engine.link import AbortSequences, FinishReason, StopCore
+from services.engine.domain import FinishReason
+from services.engine.link import AbortSequences, StopCore
 from services.engine.runner import PlanError
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 

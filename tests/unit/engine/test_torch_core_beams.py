@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
-from services.engine.link import AbortSequences, BeamOptions, FinishReason
+from services.engine.domain import BeamOptions, FinishReason
+from services.engine.link import AbortSequences
 from tests.support.beams import check_beams, expected_beams
 from tests.support.static_sampling import StaticCpu
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.core.errors import CoreFailure
-from services.engine.link import AbortSequences, CoreErrorCode, FinishReason, StopCore
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import AbortSequences, StopCore
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.link import CoreErrorCode, FinishReason
+from services.engine.domain import CoreErrorCode, FinishReason
 from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 
 PROMPT = [7, 7, 9, *range(20, 80)]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from services.engine.config import EngineConfig
+from services.engine.domain import SamplingOptions
 from services.engine.link import (
     CoreFailed,
     CoreProgress,
     CoreReady,
     CoreStep,
-    SamplingOptions,
     StartCore,
     StopCore,
     SubmitSequence,

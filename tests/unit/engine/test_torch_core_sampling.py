@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from services.engine.link import CoreErrorCode, FinishReason
+from services.engine.domain import CoreErrorCode, FinishReason
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
 PROMPT = [5, 9, 33, 5, 71, 9, 5]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.link import AbortSequences, FinishReason
+from services.engine.domain import FinishReason
+from services.engine.link import AbortSequences
 from tests.support.static_sampling import StaticCpu
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 

@@ -15,8 +15,9 @@ from services.engine.bucketing import Bucket
 from services.engine.core import warming
 from services.engine.core.errors import StartError
 from services.engine.device import Device, ExecutionMode
+from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.graphs import Phase
-from services.engine.link import CoreErrorCode, CoreStep, FinishReason, StopCore
+from services.engine.link import CoreStep, StopCore
 from tests.support.graph_device import GraphDevice
 from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 

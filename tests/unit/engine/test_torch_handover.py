@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from catenary.transfer import name_of
 from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
-from services.engine.link import FinishReason
+from services.engine.domain import FinishReason
 from services.engine.model import weights_fingerprint
 from tests.support.constrained import regex, save_constrained_model, text_of
 from tests.support.handover import (

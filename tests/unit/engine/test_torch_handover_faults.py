@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.engine.link import FinishReason, OfferedKv
+from services.engine.domain import FinishReason
+from services.engine.link import OfferedKv
 from tests.support.handover import LIMIT_S, HandoverCores, check_empty, offer_of, run_both, transfers
 from tests.support.kv_connectors import FaultyConnector
 from tests.support.torch_engine import LocalCore, save_tiny_model

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from services.engine.core.errors import CoreFailure, StartError
 from services.engine.core.pooled import start_pooled
-from services.engine.link import AbortSequences, CoreErrorCode, FinishReason
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import AbortSequences
 from services.engine.model import ModelError, Task, class_labels, find_task, read_config
 from tests.support.encoders import ENCODERS, save_cross_encoder, save_decoder_classifier, save_encoder
 from tests.support.pooled_core import LocalPooledCore, document, unpack

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.engine.bucketing import Bucket
 from services.engine.device import CpuDevice
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 from services.engine.runner.batches import PENDING, BatchBuilder, begun_by_decode, begun_by_prefill
 from services.engine.runner.dynamic import PackedCopy
 from services.engine.runner.layout import KvLayout, padded_count, static_counts

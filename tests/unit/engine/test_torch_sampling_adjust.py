@@ -14,7 +14,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 from services.engine.sampling import (
     RowParams,
     SequenceState,

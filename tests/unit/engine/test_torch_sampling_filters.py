@@ -19,7 +19,7 @@ from transformers import (
 
 from catenary.seeds import uniform
 from services.engine.device import CpuDevice
-from services.engine.link import SamplingOptions
+from services.engine.domain import SamplingOptions
 from services.engine.sampling.chunks import invert
 from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain
 from services.engine.sampling.inputs import Draws, Filters

@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
+from services.engine.core.profiler import Profiler
 from services.engine.link import CancelProfile, ProfileEnd, ProfilePart, StartProfile
-from services.engine.tracing import (
-    Event,
-    EventBuffer,
-    EventFile,
-    Profiler,
-    StepTracer,
-    trace_parts,
-)
+from services.engine.tracing import Event, EventBuffer, EventFile, StepTracer, trace_parts
 
 
 def one_step(tracer: StepTracer, step: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.engine.core.pooled.queue import Document
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.domain import CoreErrorCode, FinishReason
+from services.engine.link import EndRow, StepColumns
 
 
 class DocumentColumns:

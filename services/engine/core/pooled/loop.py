@@ -12,14 +12,13 @@ from services.engine.core.errors import CoreFailure
 from services.engine.core.pooled.columns import DocumentColumns
 from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue, DocumentsFull
 from services.engine.core.pooled.startup import PooledEngine
+from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
     CancelProfile,
-    CoreErrorCode,
     CoreLoad,
     CoreStep,
-    FinishReason,
     GraphLoad,
     PhaseLoad,
     StartProfile,

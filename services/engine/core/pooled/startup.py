@@ -10,6 +10,7 @@ from pathlib import Path
 from catenary.directories import NoHomeError
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
+from services.engine.core.profiler import Profiler
 from services.engine.core.startup import open_tracer
 from services.engine.core.warming import WarmUpKind, warm_up_kind
 from services.engine.device import Device, DeviceError
@@ -19,7 +20,7 @@ from services.engine.model import ModelError, Task, check_directory, class_label
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.options import EngineOptions
-from services.engine.tracing import Profiler, StepTracer
+from services.engine.tracing import StepTracer
 
 Progress = Callable[[str, float | None], None]
 

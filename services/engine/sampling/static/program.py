@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from services.engine.device import Device
+from services.engine.domain import SamplingOptions
 from services.engine.graphs import Phase
-from services.engine.link import SamplingOptions
 from services.engine.sampling.adjust import NO_TOKEN
 from services.engine.sampling.draw import CANDIDATES
 from services.engine.sampling.masks import MaskBuffer, TokenMasks

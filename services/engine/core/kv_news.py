@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from services.engine.kv.events import Cleared, KvEvent, KvEventLog, Stored
+from services.engine.kv import Cleared, KvEvent, KvEventLog, Stored
 from services.engine.link import KvChanges, KvContents
 
 # Of one message: 1 MiB.

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from services.engine.bucketing.bucket import Bucket
-from services.engine.bucketing.learning.lengths import StepTiming
+from services.engine.bucketing import Bucket
+from services.engine.learning.lengths import StepTiming
 
 _Features = Callable[[float], list[npt.NDArray[np.float64]]]
 

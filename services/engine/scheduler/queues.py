@@ -1,13 +1,115 @@
-"""The sequences that hold blocks."""
+"""The sequences that wait for blocks and those that hold them, in the orders in which they are served."""
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import attrgetter
+from typing import Final
 
-from services.engine.scheduler.errors import SchedulerError
-from services.engine.scheduler.ordered import OrderedSequences
-from services.engine.scheduler.sequence import Sequence, SequenceStatus
+from services.engine.scheduler.sequence import SchedulerError, Sequence, SequenceStatus
+
+
+class OrderedSequences:
+    """Sequences by a unique key, which must not change while they are in.
+
+    Made for a few thousand: an insertion moves pointers in memory, which is faster there than any tree.
+    """
+
+    def __init__(self, key: Callable[[Sequence], tuple[int, int]]) -> None:
+        self._key = key
+        self._sorted: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sorted)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._sorted)
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a sequence in its place."""
+        insort(self._sorted, sequence, key=self._key)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes out a sequence that is in."""
+        del self._sorted[bisect_left(self._sorted, self._key(sequence), key=self._key)]
+
+    def first(self, count: int) -> list[Sequence]:
+        """Up to `count` sequences with the lowest keys, rising."""
+        return list(islice(self._sorted, count))
+
+    def last(self) -> Sequence | None:
+        """The sequence with the highest key."""
+        return self._sorted[-1] if self._sorted else None
+
+
+# Below so many entries a queue is not worth cleaning up.
+_FEW: Final = 64
+
+
+class WaitingQueue:
+    """Sequences by `order`, the preempted among the new ones. Every operation is O(log n), amortised.
+
+    Those that are held are counted and do not come up before they are released.
+
+    One that ends while it waits stays in the heap as a dead entry until it comes up or the dead are half.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._length = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, sequence: Sequence) -> None:
+        """Queues a sequence that is new or was preempted."""
+        self.hold(sequence)
+        self.release(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Takes in a sequence that cannot run yet."""
+        self._length += 1
+        self.tokens += len(sequence.token_ids)
+
+    def release(self, sequence: Sequence) -> None:
+        """Queues a sequence that was held."""
+        heapq.heappush(self._heap, (sequence.order, sequence))
+
+    def head(self) -> Sequence | None:
+        """The sequence that runs next."""
+        while self._heap:
+            sequence = self._heap[0][1]
+            if not sequence.finished:
+                return sequence
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self, head: Sequence) -> None:
+        """Takes out the sequence that `head` returned."""
+        heapq.heappop(self._heap)
+        self._forget(head)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes out a sequence that is held."""
+        self._forget(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Drops a sequence that has just ended, wherever it stands."""
+        self._forget(sequence)
+        if len(self._heap) > max(_FEW, 2 * self._length):
+            self._heap = [entry for entry in self._heap if not entry[1].finished]
+            heapq.heapify(self._heap)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._length -= 1
+        self.tokens -= len(sequence.token_ids)
 
 
 class RunningSet:

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from services.engine.bucketing.learning.assess import Assessment, Workload, assess, learn_for
-from services.engine.bucketing.learning.learn import Budget, learn_buckets
-from services.engine.bucketing.learning.lengths import (
+from services.engine.learning.learn import Budget, learn_buckets
+from services.engine.learning.lengths import (
     SequenceLengths,
     StepTiming,
     chat_lengths,
     read_recording,
 )
-from services.engine.bucketing.learning.staircase import Partition, Staircase
-from services.engine.bucketing.learning.steptime import ModelCost, StepTimes, estimated_times, fitted_times
-from services.engine.bucketing.learning.traffic import ExactShapes
+from services.engine.learning.phases import Partition, Staircase
+from services.engine.learning.steptime import ModelCost, StepTimes, estimated_times, fitted_times
+from services.engine.learning.traffic import Assessment, ExactShapes, Workload, assess, learn_for
 
 __all__ = [
     "Assessment",

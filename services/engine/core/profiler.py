@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from catenary.telemetry import get_logger
 from services.engine.link import CancelProfile, ProfileEnd, ProfilePart, StartProfile
-from services.engine.tracing.events import trace_parts
-from services.engine.tracing.recording import DeviceProfile, StepRecording
-from services.engine.tracing.tracer import StepTracer
+from services.engine.tracing import DeviceProfile, StepRecording, StepTracer, trace_parts
 
 log = get_logger(__name__)
 

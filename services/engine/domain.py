@@ -1,6 +1,11 @@
-"""What a sequence asks for, all of it resolved: parts of SubmitSequence."""
+"""What a sequence asks for, resolved, and why it ends: types that scheduler, core, servicer and link share.
+
+They lie below the link, so that code which decides about sequences reaches no sockets.
+"""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -69,3 +74,21 @@ class BeamOptions(Struct, frozen=True, array_like=True):
     early_stopping: bool = False
     results: int = 1
     top_logprobs: int = -1
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; names are those of the contract's FinishReason without its prefix."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class CoreErrorCode(StrEnum):
+    """Why the core failed a sequence; the contract's ErrorCode is "ERROR_CODE_" plus the value."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    OVERLOADED = "OVERLOADED"
+    INTERNAL = "INTERNAL"

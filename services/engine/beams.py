@@ -1,16 +1,45 @@
-"""One beam search. The rules are those of transformers' generate(num_beams=...), with its float32 sums."""
+"""Search by beams, by the rules of transformers' generate(num_beams=...) with its float32 sums. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from services.engine.beams.trail import Candidate, ScoredToken, Trail
-from services.engine.link import BeamOptions, FinishReason
+from services.engine.domain import BeamOptions, FinishReason
+
+Candidate: TypeAlias = tuple[int, float]
+"""A token id with the natural log probability that the search adds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A generated token with its log probability, and the best alternatives at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """A token and how it was reached; `before` is None for the first that was generated."""
+
+    before: Trail | None
+    token: ScoredToken
+
+    def tokens(self) -> tuple[ScoredToken, ...]:
+        """All tokens, from the first on."""
+        backwards = [self.token]
+        trail = self.before
+        while trail is not None:
+            backwards.append(trail.token)
+            trail = trail.before
+        return tuple(reversed(backwards))
+
 
 # What is sent as float32 must not become infinite there.
 _LARGEST: Final = float(np.finfo(np.float32).max)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing import Bucket
 
 _MAX_FILE_BYTES: Final = 256 << 20
 _MAX_TOKENS: Final = 10_000_000
