@@ -1,4 +1,4 @@
-"""A process's memory: give free memory back to the system, and explain a child's death by lack of memory."""
+"""A process's memory: give back what is free, bound a block of work, explain a death by lack of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from catenary.cgroups import count_oom_kills, memory_limits
@@ -121,3 +122,20 @@ class MemoryWatch:
         if least is not None and (self._kills is not None or least.left < least.limit // 4):
             return f": probably the memory limit of {least.limit // _MIB} MiB was reached ({least.file})"
         return ": probably the machine's memory ran out" if self._kills is not None else ""
+
+
+@contextmanager
+def bounded_memory(more: int) -> Iterator[None]:
+    """Run the block with `more` bytes of address space than are in use, or less if the process is bounded so.
+
+    Beyond that Python raises MemoryError; libraries may abort the process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    ceiling = pages * resource.getpagesize() + more
+    bound = ceiling if soft == resource.RLIM_INFINITY else min(ceiling, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -11,9 +11,15 @@ from catenary.rpc import CallCount, Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
 from catenary.telemetry import configure_logging, configure_tracing, get_logger
 from catenary.v1 import tokenizer_pb2_grpc
-from services.tokenizer import metrics
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.execution import TaskPool, TaskRunner
+from services.tokenizer.execution import (
+    WAITING,
+    WORKERS,
+    SmallChats,
+    TaskPool,
+    TaskRunner,
+    renderer_of_small_chats,
+)
 from services.tokenizer.rendering import (
     JsonLimits,
     ModelFiles,
@@ -22,7 +28,6 @@ from services.tokenizer.rendering import (
     read_model_files,
 )
 from services.tokenizer.servicer import TokenizerServicer
-from services.tokenizer.small_chats import SmallChats, renderer_of_small_chats
 from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerReady, WorkerSetup
 
 SERVICE = "catenary.v1.TokenizerService"
@@ -93,8 +98,8 @@ class TokenizerService:
 
     def _on_pool_change(self) -> None:
         workers = len(self.pool.pids)
-        metrics.WORKERS.set(workers)
-        metrics.WAITING.set(self.pool.waiting)
+        WORKERS.set(workers)
+        WAITING.set(self.pool.waiting)
         self._server.health.set(SERVICE, workers > 0)
 
 

@@ -1,30 +1,199 @@
-"""The gRPC face of the service."""
+"""The gRPC methods of the service, and RenderStream: many renders at once on one stream, each of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
-from catenary.rpc import CallCount
+from catenary.rpc import CallCount, RpcError, recorded, refuse
 from catenary.telemetry import get_logger
-from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.execution import TaskRunner
-from services.tokenizer.render_streams import RenderStreams, StreamLimits
+from services.tokenizer.execution import ConstraintVerdicts, TaskRunner
 from services.tokenizer.rendering import Parsers
 from services.tokenizer.requests import RequestReader
-from services.tokenizer.verdicts import ConstraintVerdicts
 from services.tokenizer.workers import WorkerReady
+
+METHOD = "/catenary.v1.TokenizerService/Render"
+"""What each request on a stream counts as, in metrics and traces."""
+
+_log = get_logger(__name__)
+_INTERNAL = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_INTERNAL, message="The tokenizer failed because of an internal error."
+)
+
+_MIB = 1 << 20
+
+Render = Callable[[tokenizer_pb2.RenderRequest], Awaitable[tokenizer_pb2.RenderResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Of one stream.
+
+    max_unread: requests at work and answers that the client does not read; the stream is read no further
+    until there are less. max_message_mib: the largest answer, in MiB.
+    """
+
+    max_unread: int
+    max_message_mib: int
+
+
+class RenderStreams:
+    """All streams of the service.
+
+    `render` answers one request, or raises RpcError. While it does, the request is one of `calls`, and it is
+    refused if there are as many as there may be.
+    """
+
+    def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
+        self._render = render
+        self._calls = calls
+        self._limits = limits
+        self._live: set[_Stream] = set()
+        self._draining = False
+
+    async def serve(
+        self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]
+    ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
+        """One stream, to its end. Raises RpcError for what breaks the contract."""
+        if self._draining:
+            # It was let in before the drain, and begins only now.
+            return
+        stream = _Stream(self._render, self._calls, self._limits)
+        self._live.add(stream)
+        reader = asyncio.create_task(stream.read(requests))
+        try:
+            async for answer in stream.answers():
+                yield answer
+        finally:
+            reader.cancel()
+            stream.cancel()
+            self._live.discard(stream)
+
+    def drain(self) -> None:
+        """Read no more; each stream ends with its last answer."""
+        self._draining = True
+        for stream in self._live:
+            stream.end()
+
+
+class _Stream:
+    def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
+        self._render = render
+        self._calls = calls
+        self._limits = limits
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: deque[tokenizer_pb2.RenderStreamResponse] = deque()
+        self._ended = False
+        self._failure: Exception | None = None
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def read(self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]) -> None:
+        """Take requests until there are no more."""
+        try:
+            async for request in requests:
+                if self._ended:
+                    return
+                self._take(request)
+                # It is begun first: to ask for the next message takes longer.
+                await asyncio.sleep(0)
+                while len(self._tasks) + len(self._answers) >= self._limits.max_unread:
+                    self._room.clear()
+                    await self._room.wait()
+        except (grpc.aio.InternalError, grpc.aio.UsageError):
+            _log.debug("stream of renders broke")
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            self.end()
+
+    async def answers(self) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
+        """What to write, until nothing more comes. Raises what ended the reading."""
+        while True:
+            self._news.clear()
+            while self._answers:
+                self._room.set()
+                yield self._answers.popleft()
+            if self._failure is not None:
+                raise self._failure
+            if self._ended and not self._tasks:
+                return
+            await self._news.wait()
+
+    def end(self) -> None:
+        """Take no more."""
+        self._ended = True
+        self._news.set()
+
+    def cancel(self) -> None:
+        """Nobody waits for answers."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _take(self, request: tokenizer_pb2.RenderStreamRequest) -> None:
+        match request.WhichOneof("payload"):
+            case "render":
+                if request.call in self._tasks:
+                    raise _invalid("The call's number is in use on this stream.")
+                task = self._tasks[request.call] = asyncio.create_task(self._answer(request))
+                # Not in the task itself: one that is cancelled early never begins.
+                task.add_done_callback(lambda _: self._over(request.call))
+            case "cancel":
+                if (given_up := self._tasks.get(request.call)) is not None:
+                    given_up.cancel()
+            case _:
+                raise _invalid("A message must be a render or the cancel of one.")
+
+    async def _answer(self, request: tokenizer_pb2.RenderStreamRequest) -> None:
+        answer = tokenizer_pb2.RenderStreamResponse(call=request.call)
+        parent = request.traceparent or None
+        with recorded(METHOD, request.caller_request_id, parent, label=METHOD) as record:
+            try:
+                self._calls.check()
+                with self._calls.one():
+                    answer.rendered.CopyFrom(await self._render(request.render))
+                most = self._limits.max_message_mib * _MIB
+                most = min(most, request.max_answer_bytes or most)
+                if answer.ByteSize() > most:
+                    # gRPC would end the stream with it.
+                    raise _invalid(
+                        f"The rendered prompt is larger than a message may be: {most} bytes, max_message_mib."
+                    )
+                record.code = grpc.StatusCode.OK
+            except RpcError as refusal:
+                answer.error.CopyFrom(refusal.error)
+                record.code = refusal.status
+            except Exception:
+                _log.exception("call failed", method=METHOD)
+                answer.error.CopyFrom(_INTERNAL)
+                record.code = grpc.StatusCode.INTERNAL
+        self._answers.append(answer)
+        self._news.set()
+
+    def _over(self, call: int) -> None:
+        del self._tasks[call]
+        self._room.set()
+        if self._ended:
+            self._news.set()
+
+
+def _invalid(message: str) -> RpcError:
+    return refuse(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message)
+
 
 CHUNK_BYTES = 1024 * 1024
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_log = get_logger(__name__)
 _level = logging.getLogger(__name__)
 
 

@@ -14,7 +14,7 @@ from catenary.rpc import Role, RpcError, RpcServer, Secrets, open_channel, refus
 from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
 from gateway.text.render_stream import RenderStream
-from services.tokenizer.render_streams import RenderStreams, StreamLimits
+from services.tokenizer.servicer import RenderStreams, StreamLimits
 from tests.support.tokenizer_service import completion_request
 from tests.support.waiting import eventually
 

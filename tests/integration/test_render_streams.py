@@ -18,7 +18,7 @@ from catenary.telemetry import bind_request
 from catenary.v1 import common_pb2
 from catenary.v1 import tokenizer_pb2 as pb
 from gateway.text.render_stream import RenderStream
-from services.tokenizer.render_streams import METHOD
+from services.tokenizer.servicer import METHOD
 from tests.support import tiny_tokenizer as tiny
 from tests.support.tokenizer_service import (
     RunningTokenizer,

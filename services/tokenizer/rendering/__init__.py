@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from services.tokenizer.rendering.budget import TemplateBudget
 from services.tokenizer.rendering.detection import Parsers
-from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
-from services.tokenizer.rendering.files import ModelFiles, read_model_files
-from services.tokenizer.rendering.pairs import DEFAULT_INSTRUCTION, PairRenderer, TextPair
-from services.tokenizer.rendering.renderer import Renderer
-from services.tokenizer.rendering.turns import ChatOptions, ChatTurn, PromptLimits, TurnCall
-from services.tokenizer.rendering.values import JsonLimits
+from services.tokenizer.rendering.files import (
+    ModelFiles,
+    ModelFilesError,
+    RefusalCode,
+    RenderRefused,
+    read_model_files,
+)
+from services.tokenizer.rendering.inputs import ChatOptions, ChatTurn, JsonLimits, PromptLimits, TurnCall
+from services.tokenizer.rendering.renderer import DEFAULT_INSTRUCTION, PairRenderer, Renderer, TextPair
+from services.tokenizer.rendering.template import TemplateBudget
 
 __all__ = [
     "DEFAULT_INSTRUCTION",

@@ -1,14 +1,36 @@
-"""Reading what the service needs from a Hugging Face model directory."""
+"""Read the files of a Hugging Face model directory that the service needs; the errors of rendering."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from services.tokenizer.rendering.errors import ModelFilesError
+
+class RefusalCode(StrEnum):
+    """The error codes of the contract that rendering can give, by their name there without the prefix."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    UNSUPPORTED = "UNSUPPORTED"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+
+
+class RenderRefused(Exception):
+    """The input cannot be rendered. `message` is for the caller; `param` names the field at fault."""
+
+    def __init__(self, message: str, *, param: str, code: RefusalCode = RefusalCode.INVALID_ARGUMENT) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ModelFilesError(Exception):
+    """A model directory cannot be served. The text is one line for the operator; it may name paths."""
+
 
 # Of files of the model's directory, which the operator chose: published tokenizers have tens of megabytes.
 MAX_FILE_BYTES = 512 * 1024 * 1024

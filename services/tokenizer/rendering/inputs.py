@@ -1,4 +1,7 @@
-"""What a template is given: messages, tools, documents and variables as plain data."""
+"""The inputs of a template: a chat as a request states it, and the plain data made of it, under limits.
+
+The first travel to the workers.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,141 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.tokenizer.rendering.turns import ChatOptions, ChatTurn
-from services.tokenizer.rendering.values import (
-    JsonLimits,
-    json_or_none,
-    map_strings,
-    read_object,
-    read_objects,
-    strings,
-)
+from catenary.json_bounds import Excess, json_excess
+from services.tokenizer.rendering.files import RenderRefused
+
+
+class TurnCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call of an assistant's message. `arguments` is a JSON object as text; empty counts as one."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
+    """A message, its text parts joined. `content` None: it has none, which is not an empty one."""
+
+    role: str
+    content: str | None
+    name: str | None = None
+    tool_calls: tuple[TurnCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+class ChatOptions(msgspec.Struct, frozen=True):
+    """What a chat asks for besides its messages. Fields of JSON text are empty where there is nothing."""
+
+    add_generation_prompt: bool = True
+    # The prompt ends inside of the last message.
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    # A JSON array of function tools, one of documents, and an object of template variables.
+    tools: str = ""
+    documents: str = ""
+    variables: str = ""
+    # Name of one of the model's templates, or Jinja source where that is allowed.
+    chat_template: str | None = None
+
+
+class PromptLimits(msgspec.Struct, frozen=True):
+    """Of each prompt: most tokens that fit, and how many of the last ones are kept of a longer one.
+
+    `first_tokens`: only so many of the first ones matter, and those that the tokenizer puts behind a text.
+    """
+
+    max_tokens: int | None = None
+    truncate_to: int | None = None
+    first_tokens: int | None = None
+
+    def kept(self, count: int) -> int:
+        """Tokens that are left of `count`."""
+        return count if self.truncate_to is None else min(count, self.truncate_to)
+
+
+class JsonLimits(msgspec.Struct, frozen=True):
+    """Of each JSON text: arrays and objects inside of one another, and values in all."""
+
+    max_depth: int = 64
+    max_values: int = 200_000
+
+
+def read_json(text: str, *, param: str, limits: JsonLimits) -> Any:
+    """The value of a JSON text: strict, so without NaN and lone surrogates. Raises RenderRefused."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise RenderRefused(f"Invalid '{param}': it is not valid JSON.", param=param) from None
+    _check_bounds(value, param, limits)
+    return value
+
+
+def json_or_none(text: str, *, param: str, limits: JsonLimits) -> Any:
+    """As `read_json`, but None for what is not valid JSON. Raises RenderRefused for what is beyond limits."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise _too_deep(param, limits) from None
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    _check_bounds(value, param, limits)
+    return value
+
+
+def _check_bounds(value: Any, param: str, limits: JsonLimits) -> None:
+    excess = json_excess(value, limits.max_depth, limits.max_values)
+    if excess is Excess.DEPTH:
+        raise _too_deep(param, limits)
+    if excess is Excess.VALUES:
+        raise RenderRefused(f"Invalid '{param}': it has more than {limits.max_values} values.", param=param)
+
+
+def _too_deep(param: str, limits: JsonLimits) -> RenderRefused:
+    return RenderRefused(
+        f"Invalid '{param}': it is nested deeper than {limits.max_depth} levels.", param=param
+    )
+
+
+def read_objects(text: str, *, param: str, limits: JsonLimits) -> list[dict[str, Any]]:
+    """An array of objects. Raises RenderRefused."""
+    value = read_json(text, param=param, limits=limits)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RenderRefused(f"Invalid '{param}': it must be an array of objects.", param=param)
+    return value
+
+
+def read_object(text: str, *, param: str, limits: JsonLimits) -> dict[str, Any]:
+    """An object. Raises RenderRefused."""
+    value = read_json(text, param=param, limits=limits)
+    if not isinstance(value, dict):
+        raise RenderRefused(f"Invalid '{param}': it must be an object.", param=param)
+    return value
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in plain data, names of fields included: a template may show those too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): map_strings(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [map_strings(item, change) for item in value]
+    return value
+
 
 INVALID_ARGUMENTS = "invalid_arguments"
 """The name under which a template that walks an object is shown arguments that are none."""

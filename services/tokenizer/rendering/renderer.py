@@ -1,22 +1,72 @@
-"""Requests to token ids: the pure core of the service. It knows neither gRPC nor processes."""
+"""Render requests to token ids: the pure core of the service. It knows neither gRPC nor processes.
+
+A prompt may end inside of its last message, as transformers' continue_final_message makes it: the text to be
+continued is given to the template with a tag behind it, and the prompt is cut where the tag came out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from services.tokenizer.rendering.budget import TemplateBudget
-from services.tokenizer.rendering.continuing import Continuation
+import msgspec
+
+from services.tokenizer.rendering.control_tokens import Markers
 from services.tokenizer.rendering.detection import Parsers
-from services.tokenizer.rendering.errors import RefusalCode, RenderRefused
-from services.tokenizer.rendering.files import ModelFiles
-from services.tokenizer.rendering.inputs import ChatInputs, read_inputs
-from services.tokenizer.rendering.markers import Markers
-from services.tokenizer.rendering.template import ChatTemplate
-from services.tokenizer.rendering.templates import Templates
-from services.tokenizer.rendering.turns import ChatOptions, ChatTurn, PromptLimits
-from services.tokenizer.rendering.values import JsonLimits
+from services.tokenizer.rendering.files import ModelFiles, RefusalCode, RenderRefused
+from services.tokenizer.rendering.inputs import (
+    ChatInputs,
+    ChatOptions,
+    ChatTurn,
+    JsonLimits,
+    PromptLimits,
+    read_inputs,
+)
+from services.tokenizer.rendering.template import ChatTemplate, TemplateBudget, Templates
 from services.tokenizer.rendering.vocabulary import Vocabulary
+
+PARAM = "continue_final_message"
+_TAG_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """`text`: what the last message says. `tag` cannot be guessed; its last character is a space."""
+
+    text: str
+    tag: str
+
+    @classmethod
+    def of(cls, messages: list[dict[str, Any]]) -> Self:
+        """Of messages as a template gets them. Raises RenderRefused if the last one has no content."""
+        content = messages[-1].get("content")
+        text = content[-1]["text"] if isinstance(content, list) and content else content
+        if not isinstance(text, str):
+            raise RenderRefused("The last message has no content that could be gone on with.", param=PARAM)
+        return cls(text, f"CONTINUE{secrets.token_hex(_TAG_BYTES)} ")
+
+    def tagged(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with the tag behind the last one's text."""
+        *before, last = messages
+        text = self.text + self.tag
+        content = [{**last["content"][-1], "text": text}] if isinstance(last["content"], list) else text
+        return [*before, {**last, "content": content}]
+
+    def cut(self, prompt: str) -> str:
+        """The rendered prompt up to where its last message is gone on with. Raises RenderRefused."""
+        place = prompt.rfind(self.tag.strip())
+        if place < 0 or self.text.strip() not in prompt:
+            raise RenderRefused(
+                "The model's chat template changes the last message, so that it cannot be gone on with.",
+                param=PARAM,
+            )
+        # Without the space after it, the template strips contents: so is what is gone on with.
+        kept = prompt.startswith(self.tag, place)
+        return prompt[:place] if kept else prompt[:place].rstrip()
+
 
 TAIL_CHARS = 256
 _NO_LIMITS = PromptLimits()
@@ -235,3 +285,113 @@ def _marked_prompt(template: ChatTemplate, inputs: ChatInputs, options: ChatOpti
     except RenderRefused as refused:
         # A template that refuses in its own words may quote the messages.
         raise RenderRefused(markers.strip(refused.message), param=refused.param, code=refused.code) from None
+
+
+# What models of the kind of Qwen3-Reranker were trained to be asked.
+_SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note "
+    'that the answer can only be "yes" or "no".'
+)
+DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_THINKING = "enable_thinking"
+# A text that was cut may become other tokens at its end, so it is cut again if need be.
+_CUTS = 4
+
+
+class TextPair(msgspec.Struct, frozen=True, array_like=True):
+    """Two texts that are judged together: a query and a document."""
+
+    first: str
+    second: str
+
+
+class RenderedPair(msgspec.Struct, frozen=True, array_like=True):
+    """`second_start`: index of the first token of the second text, 0 where the tokenizer does not tell."""
+
+    ids: list[int]
+    second_start: int
+
+
+class PairRenderer:
+    """Renders pairs for the model of `renderer`.
+
+    A model with a chat template is asked, with `instruction`, whether the second text fits the first one. Any
+    other tokenizer puts its separators between the two.
+    """
+
+    def __init__(self, renderer: Renderer, *, instruction: str, max_answer_tokens: int | None = None) -> None:
+        self._renderer = renderer
+        self._instruction = instruction
+        self._max_answer_tokens = max_answer_tokens
+        thinks = _THINKING in renderer.template_variables
+        self._options = ChatOptions(variables=json.dumps({_THINKING: False}) if thinks else "")
+
+    @property
+    def available(self) -> bool:
+        """Whether pairs can be rendered."""
+        return self._renderer.has_chat_template or self._renderer.vocabulary.separates_pairs
+
+    def render(self, pairs: Sequence[TextPair], limits: PromptLimits) -> list[RenderedPair]:
+        """The prompt of each pair, in order. Of one that is too long its second text is cut at the end, where
+        `limits` says so.
+
+        Raises RenderRefused.
+        """
+        if not self.available:
+            raise RenderRefused(
+                "This model's tokenizer has no way to put two texts together.",
+                param="pairs",
+                code=RefusalCode.UNSUPPORTED,
+            )
+        found: list[RenderedPair] = []
+        given = 0
+        for pair in pairs:
+            found.append(self._fitting(pair, limits))
+            given += len(found[-1].ids)
+            if self._max_answer_tokens is not None and given > self._max_answer_tokens:
+                raise RenderRefused(
+                    f"The text has at least {given} tokens; the tokenizer answers with at most "
+                    f"{self._max_answer_tokens} (max-answer-tokens).",
+                    param="pairs",
+                )
+        return found
+
+    def _fitting(self, pair: TextPair, limits: PromptLimits) -> RenderedPair:
+        render: Callable[[TextPair], RenderedPair]
+        render = self._judged if self._renderer.has_chat_template else self._separated
+        if limits.truncate_to is None and limits.max_tokens is not None:
+            least = sum(map(self._renderer.vocabulary.least_tokens, (pair.first, pair.second)))
+            self._check(least, limits.max_tokens, exact=False)
+        if limits.truncate_to is not None:
+            # Only its second text is cut, at its end.
+            second = self._renderer.vocabulary.cutter.head(pair.second, limits.truncate_to)
+            pair = TextPair(pair.first, second)
+        for text in (pair.first, pair.second):
+            self._renderer.refuse_slow(text, param="pairs")
+        rendered = render(pair)
+        for _ in range(_CUTS):
+            over = len(rendered.ids) - (limits.truncate_to or len(rendered.ids))
+            if over <= 0:
+                break
+            pair = TextPair(pair.first, self._renderer.vocabulary.without_last(pair.second, over))
+            rendered = render(pair)
+        most = [limit for limit in (limits.max_tokens, limits.truncate_to) if limit is not None]
+        self._check(len(rendered.ids), min(most, default=None))
+        return rendered
+
+    def _judged(self, pair: TextPair) -> RenderedPair:
+        question = f"<Instruct>: {self._instruction}\n<Query>: {pair.first}\n<Document>: {pair.second}"
+        turns = [ChatTurn("system", _SYSTEM), ChatTurn("user", question)]
+        return RenderedPair(self._renderer.chat(turns, self._options).ids, 0)
+
+    def _separated(self, pair: TextPair) -> RenderedPair:
+        return RenderedPair(*self._renderer.vocabulary.encode_pair(pair.first, pair.second))
+
+    def _check(self, count: int, most: int | None, *, exact: bool = True) -> None:
+        if most is not None and count > most:
+            least = "" if exact else "at least "
+            raise RenderRefused(
+                f"A pair of texts has {least}{count} tokens, but at most {most} fit.",
+                param="pairs",
+                code=RefusalCode.CONTEXT_LENGTH_EXCEEDED,
+            )

@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-from services.tokenizer.rendering.bounds import token_bound
-from services.tokenizer.rendering.control_tokens import ControlTokens
-from services.tokenizer.rendering.cutting import TextCutter
-from services.tokenizer.rendering.errors import ModelFilesError, RenderRefused
-from services.tokenizer.rendering.files import ModelFiles
-from services.tokenizer.rendering.markers import Piece
+from services.tokenizer.rendering.control_tokens import ControlTokens, Piece
+from services.tokenizer.rendering.cutting import TextCutter, token_bound
+from services.tokenizer.rendering.files import ModelFiles, ModelFilesError, RenderRefused
 
 # Encoded before a piece from the middle of a text where a tokenizer would put a prefix space before it.
 _ANCHOR = "\n"

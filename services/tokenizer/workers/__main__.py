@@ -13,8 +13,7 @@ import threading
 import msgspec
 
 from services.tokenizer.rendering import ModelFilesError
-from services.tokenizer.workers.frames import BlockingFrames, LinkClosed
-from services.tokenizer.workers.messages import Task, WorkerFailed, WorkerSetup
+from services.tokenizer.workers.messages import BlockingFrames, LinkClosed, Task, WorkerFailed, WorkerSetup
 from services.tokenizer.workers.tools import TaskTools
 
 

@@ -1,29 +1,236 @@
-"""A bounded pool of worker processes with a time limit per task."""
+"""A bounded pool of worker processes, with a time limit for each task.
+
+Of the tasks that wait, tenants take turns, and long tasks never take the last worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import os
+import socket
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+import services
 from catenary.backoff import Backoff
+from catenary.memory import MemoryWatch
+from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.messages import (
     Answer,
+    AsyncFrames,
     ChatTask,
     ConstraintTask,
+    Greeting,
+    LinkClosed,
     Task,
+    WorkerFailed,
     WorkerReady,
     WorkerSetup,
 )
-from services.tokenizer.workers.process import WorkerLost, WorkerProcess
-from services.tokenizer.workers.turns import Turns, Waiting
+
+W = TypeVar("W")
+
+
+class Waiting(Generic[W]):
+    """A task that waits. `size`: bytes of its texts. `long`: it may hold a worker for long. `what`: the
+    owner's, to tell it of its turn."""
+
+    __slots__ = ("long", "size", "tenant", "what")
+
+    def __init__(self, tenant: str, size: int, what: W, *, long: bool) -> None:
+        self.tenant = tenant
+        self.size = size
+        self.long = long
+        self.what = what
+
+
+class Turns(Generic[W]):
+    """Two lanes, one of long tasks. In each, tenants take turns, and a tenant's tasks keep their order.
+
+    `most` tasks wait, of `most_bytes` together. Where there are more, the tenant that has most of them loses
+    its last one: whoever fills the queue leaves room for others.
+    """
+
+    def __init__(self, *, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lanes: dict[bool, OrderedDict[str, deque[Waiting[W]]]] = {
+            False: OrderedDict(),
+            True: OrderedDict(),
+        }
+        self._tasks: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._last_long = False
+
+    def __len__(self) -> int:
+        return self._tasks.total()
+
+    def add(self, waiting: Waiting[W]) -> None:
+        """Let a task wait behind those of its tenant."""
+        self._lanes[waiting.long].setdefault(waiting.tenant, deque()).append(waiting)
+        self._tasks[waiting.tenant] += 1
+        self._bytes[waiting.tenant] += waiting.size
+
+    def next(self, *, long: bool) -> Waiting[W] | None:
+        """Take the task whose turn it is; without `long` none of those. Lanes alternate where both wait."""
+        order = (False, True) if self._last_long else (True, False)
+        for lane in order:
+            if self._lanes[lane] and (long or not lane):
+                tenant, row = next(iter(self._lanes[lane].items()))
+                self._lanes[lane].move_to_end(tenant)
+                waiting = row[0]
+                self.remove(waiting)
+                self._last_long = lane
+                return waiting
+        return None
+
+    def remove(self, waiting: Waiting[W]) -> None:
+        """A task waits no longer."""
+        lane = self._lanes[waiting.long]
+        row = lane[waiting.tenant]
+        row.remove(waiting)
+        if not row:
+            del lane[waiting.tenant]
+        self._tasks[waiting.tenant] -= 1
+        self._bytes[waiting.tenant] -= waiting.size
+        if not self._tasks[waiting.tenant]:
+            del self._tasks[waiting.tenant], self._bytes[waiting.tenant]
+
+    def surplus(self, newest: Waiting[W]) -> Waiting[W] | None:
+        """Take the task that has to go, now that `newest` has come; None: there is room for all."""
+        if len(self) > self._most:
+            held = self._tasks
+        elif self._bytes.total() > self._most_bytes:
+            held = self._bytes
+        else:
+            return None
+        most = max(held.values())
+        tenant = newest.tenant if held[newest.tenant] == most else max(held, key=lambda name: held[name])
+        lanes = [self._lanes[lane][tenant] for lane in (True, False) if tenant in self._lanes[lane]]
+        waiting = newest if tenant == newest.tenant else lanes[0][-1]
+        self.remove(waiting)
+        return waiting
+
+
+# All that a worker may see of the service's environment: no secret is among it.
+_ENVIRONMENT = [
+    "PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "TMPDIR",
+]
+
+# A process whose link is closed is about to end.
+_EXIT_GRACE_S = 1.0
+
+
+class WorkerLost(Exception):
+    """The process ended, crashed or was killed. The text continues a sentence about why, if that is known."""
+
+
+class WorkerProcess:
+    """A started worker. It does one task at a time; when one is given up, the process must be killed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, frames: AsyncFrames) -> None:
+        self._process = process
+        self._frames = frames
+        self._answers = msgspec.msgpack.Decoder(Answer)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, setup: bytes) -> tuple[WorkerProcess, WorkerReady]:
+        """Spawn a worker, hand it the encoded WorkerSetup, wait until it has loaded.
+
+        Raises ModelFilesError if the files are at fault, WorkerLost if the process died.
+        """
+        memory = MemoryWatch()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(*module_command("services.tokenizer.workers"), "--link-fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                env=_environment(),
+                # Ctrl-C on the terminal is for the service: it lets running tasks finish.
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        worker = cls(process, await AsyncFrames.over(ours))
+        try:
+            greeting = await worker._greet(setup)
+        except WorkerLost:
+            raise WorkerLost(memory.explain(await worker._end_status())) from None
+        except BaseException:
+            await asyncio.shield(worker.kill())
+            raise
+        if isinstance(greeting, WorkerFailed):
+            await worker.kill()
+            raise ModelFilesError(greeting.reason)
+        return worker, greeting
+
+    async def run(self, task: Task) -> Answer:
+        """The worker's answer. Raises WorkerLost."""
+        try:
+            await self._frames.send(self._encoder.encode(task))
+            answer: Answer = self._answers.decode(await self._frames.receive())
+            return answer
+        except (LinkClosed, msgspec.MsgspecError):
+            # Whoever answers what is no answer has lost its way; the pool sees the end of the process.
+            await self.kill()
+            raise WorkerLost from None
+
+    async def ended(self) -> None:
+        """Return when the process has ended."""
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        """End the process at once and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._frames.close()
+        await self._process.wait()
+
+    async def _end_status(self) -> int:
+        """The exit status of a process whose link is closed; one that does not end of itself is killed."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+        await asyncio.shield(self.kill())
+        return self._process.returncode or 0
+
+    async def _greet(self, setup: bytes) -> Greeting:
+        try:
+            await self._frames.send(setup)
+            greeting: Greeting = msgspec.msgpack.decode(await self._frames.receive(), type=Greeting)
+            return greeting
+        except LinkClosed:
+            raise WorkerLost from None
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    root = str(Path(str(services.__file__)).parent.parent)
+    # Processes are the parallelism; threads inside of one would only fight for the same cores.
+    return environment | {"PYTHONPATH": root, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+
 
 # A task whose caller is gone may end by itself: to start a worker costs more than most tasks take.
 _ABANDONED_GRACE_S = 0.2

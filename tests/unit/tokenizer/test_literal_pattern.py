@@ -6,7 +6,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.rendering.literals import literal_pattern
+from services.tokenizer.rendering.control_tokens import literal_pattern
 
 words = st.text(alphabet="ab<|.\n", min_size=1, max_size=5)
 

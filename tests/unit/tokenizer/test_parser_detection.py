@@ -12,7 +12,7 @@ from gateway.parsing.choice import REASONING_PARSERS as READ_REASONING
 from gateway.parsing.choice import TOOL_PARSERS as READ_TOOLS
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import ModelFiles, Parsers, Renderer
-from services.tokenizer.rendering.probes import NAME
+from services.tokenizer.rendering.detection import NAME
 from services.tokenizer.rendering.template import ChatTemplate
 from tests.support import chat_templates
 from tests.support import tiny_tokenizer as tiny

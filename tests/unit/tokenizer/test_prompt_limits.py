@@ -20,7 +20,7 @@ from services.tokenizer.rendering import (
     RenderRefused,
     read_model_files,
 )
-from services.tokenizer.rendering.bounds import token_bound
+from services.tokenizer.rendering.cutting import token_bound
 from services.tokenizer.rendering.files import ModelFiles
 from tests.support import tiny_tokenizer as tiny
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.tokenizer.rendering.environment import sandbox
 from services.tokenizer.rendering.simple import is_simple
+from services.tokenizer.rendering.template import sandbox
 from tests.support.chat_templates import FAMILIES
 from tests.support.tiny_tokenizer import CHATML_TEMPLATE
 

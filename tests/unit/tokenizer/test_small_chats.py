@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer import small_chats
+from services.tokenizer import execution
 from services.tokenizer.app import worker_setup
 from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.execution import MAX_MESSAGES, SmallChats, renderer_of_small_chats
 from services.tokenizer.rendering import ChatOptions, ChatTurn, PromptLimits, TurnCall, read_model_files
-from services.tokenizer.small_chats import MAX_MESSAGES, SmallChats, renderer_of_small_chats
 from services.tokenizer.workers import (
     Answer,
     ChatTask,
@@ -158,10 +158,10 @@ async def test_a_refusal_is_an_answer(make: Callable[[], tuple[SmallChats, Pool]
 def test_a_slow_tokenizer_or_template_leaves_all_to_the_workers(
     setups: dict[str, WorkerSetup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_chats, "SLOWEST_S", 60.0)
+    monkeypatch.setattr(execution, "SLOWEST_S", 60.0)
     assert renderer_of_small_chats(setups["chatml"], 1024) is not None
     assert renderer_of_small_chats(setups["granite"], 1024) is None
-    monkeypatch.setattr(small_chats, "SLOWEST_S", 0.0)
+    monkeypatch.setattr(execution, "SLOWEST_S", 0.0)
     assert renderer_of_small_chats(setups["chatml"], 1024) is None
 
 

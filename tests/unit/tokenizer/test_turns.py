@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.workers.turns import Turns, Waiting
+from services.tokenizer.workers.pool import Turns, Waiting
 
 
 def turns_of(*given: tuple[str, bool], most: int = 1000, most_bytes: int = 1000) -> Turns[int]:
