@@ -55,8 +55,8 @@ class RequestModel(BaseModel):
     opaque: ClassVar[bool] = False
     """Whether unknown fields are dropped without being noted as ignored: the whole object has no effect."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Names that other routes have for a field of this model, with the field. They are unknown here, and an
-    error says which field is meant."""
+    """Names that other routes or servers have for a field of this model, with the field. They are unknown or
+    not supported here, and the error says which field is meant."""
 
     @classmethod
     def known_names(cls) -> set[str]:

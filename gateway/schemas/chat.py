@@ -12,7 +12,7 @@ from gateway.schemas.generation import GenerationFields
 from gateway.schemas.ignored import CHAT_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.tools import ToolFields
-from gateway.schemas.unsupported import CHAT
+from gateway.schemas.unsupported import CHAT, OTHERS_COUNTERPARTS
 
 
 class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
@@ -21,6 +21,8 @@ class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
     unsupported = CHAT
     ignored = tree_of(CHAT_FIELDS)
     other_names = {
+        **OTHERS_COUNTERPARTS,
+        "n_probs": "top_logprobs",
         "input": "messages",
         "instructions": "messages",
         "prompt": "messages",

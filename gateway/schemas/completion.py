@@ -13,7 +13,7 @@ from gateway.schemas.generation import GenerationFields
 from gateway.schemas.ignored import COMPLETION_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
-from gateway.schemas.unsupported import COMPLETION
+from gateway.schemas.unsupported import COMPLETION, OTHERS_COUNTERPARTS
 
 # OpenAI's own.
 DEFAULT_MAX_TOKENS = 16
@@ -34,6 +34,8 @@ class CompletionRequest(GenerationFields):
     unsupported = COMPLETION
     ignored = tree_of(COMPLETION_FIELDS)
     other_names = {
+        **OTHERS_COUNTERPARTS,
+        "n_probs": "logprobs",
         "input": "prompt",
         "messages": "prompt",
         "max_completion_tokens": "max_tokens",

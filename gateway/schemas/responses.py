@@ -34,7 +34,7 @@ from gateway.schemas.response_items import (
     read_item,
     without_neutral,
 )
-from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported_parameter
+from gateway.schemas.unsupported import OTHERS_COUNTERPARTS, RESPONSES, drop_neutral, unsupported_parameter
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 # Of ids, which are ours and shorter; of metadata and `include`, OpenAI's own, in its API reference.
@@ -271,7 +271,12 @@ class ResponsesRequest(RequestModel):
 
     unsupported = RESPONSES
     ignored = tree_of(RESPONSE_FIELDS)
-    other_names = {**BY_CHAT_NAME, "prompt": "input"}
+    other_names = {
+        **OTHERS_COUNTERPARTS,
+        **BY_CHAT_NAME,
+        "n_predict": "max_output_tokens",
+        "n_probs": "top_logprobs",
+    }
 
     model: str = MODEL
     input: Annotated[

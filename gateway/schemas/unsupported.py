@@ -7,6 +7,7 @@ silence."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gateway.errors import ApiError, bad_request
@@ -65,6 +66,16 @@ _OTHERS: dict[str, Sequence[Any]] = {
     "xtc_probability": (0,),
 }
 
+OTHERS_COUNTERPARTS: Mapping[str, str] = {
+    "ebnf": "structured_outputs.grammar",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "structured_outputs.json",
+    "n_predict": "max_tokens",
+    "regex": "structured_outputs.regex",
+    "repeat_penalty": "repetition_penalty",
+}
+"""Parameters of other servers that have another name here, with that name."""
+
 COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM, **_OTHERS}
 
 CHAT: Mapping[str, Sequence[Any]] = {
@@ -117,22 +128,29 @@ RESPONSES: Mapping[str, Sequence[Any]] = {
 
 
 def drop_neutral(
-    body: dict[str, Any], known: Mapping[str, Sequence[Any]], prefix: str = ""
+    body: dict[str, Any],
+    known: Mapping[str, Sequence[Any]],
+    prefix: str = "",
+    counterparts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """`body` without the known parameters that ask for nothing. Raises ApiError for any other known one."""
+    """`body` without the known parameters that ask for nothing.
+
+    Raises ApiError for any other known one; it names the parameter's counterpart if there is one.
+    """
     kept = {}
     for name, value in body.items():
         if name not in known:
             kept[name] = value
         elif value is not None and not among(value, known[name]):
-            raise unsupported_parameter(prefix + name)
+            raise unsupported_parameter(prefix + name, counterparts.get(name))
     return kept
 
 
-def unsupported_parameter(param: str) -> ApiError:
-    """400 that names a parameter which this server does not support."""
+def unsupported_parameter(param: str, counterpart: str | None = None) -> ApiError:
+    """400 that names a parameter which this server does not support, and what it has in its place."""
+    end = " yet." if counterpart is None else f": use '{counterpart}'."
     return bad_request(
-        f"The parameter '{param}' is not supported by this server yet.", param, "unsupported_parameter"
+        f"The parameter '{param}' is not supported by this server{end}", param, "unsupported_parameter"
     )
 
 

@@ -50,7 +50,8 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
     """Validate `body` as `model`. Raises ApiError 400."""
     if len(body) > MAX_FIELDS:
         raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
-    body = drop_neutral(without_ignored(body, model.ignored, limits.most_items), model.unsupported)
+    body = without_ignored(body, model.ignored, limits.most_items)
+    body = drop_neutral(body, model.unsupported, counterparts=model.other_names)
     try:
         request = _validated(model, body, limits)
     except ValidationError as error:

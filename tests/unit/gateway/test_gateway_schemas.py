@@ -243,6 +243,31 @@ def test_usage_in_each_chunk_needs_usage_at_all() -> None:
     assert refused(chat, stream_options={"continuous_usage_stats": True})["param"] == "stream_options"
 
 
+@pytest.mark.parametrize(
+    ("parse", "name", "value", "counterpart"),
+    [
+        (chat, "n_predict", 8, "max_tokens"),
+        (completion, "n_predict", 8, "max_tokens"),
+        (chat, "n_probs", 3, "top_logprobs"),
+        (completion, "n_probs", 3, "logprobs"),
+        (completion, "repeat_penalty", 1.1, "repetition_penalty"),
+        (completion, "grammar", 'root ::= "a"', "structured_outputs.grammar"),
+        (chat, "ebnf", 'root ::= "a"', "structured_outputs.grammar"),
+        (chat, "regex", "a+", "structured_outputs.regex"),
+        (chat, "json_schema", {"type": "object"}, "structured_outputs.json"),
+    ],
+)
+def test_a_parameter_of_another_server_is_refused_with_its_name_here(
+    parse: Any, name: str, value: Any, counterpart: str
+) -> None:
+    error = refused(parse, **{name: value})
+    assert error["message"] == f"The parameter '{name}' is not supported by this server: use '{counterpart}'."
+    # And what it says is taken.
+    field, _, key = counterpart.partition(".")
+    beside = {"logprobs": True} if counterpart == "top_logprobs" else {}
+    parse(**{field: {key: value} if key else value}, **beside)
+
+
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(
     "name", ["token_ids_logprob", "logits_processors", "kv_transfer_params", "repeat_penalty"]

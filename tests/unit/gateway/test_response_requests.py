@@ -208,6 +208,24 @@ def test_a_choice_among_tools_that_are_not_offered_says_so(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "counterpart"),
+    [
+        ("n_predict", "max_output_tokens"),
+        ("grammar", "structured_outputs.grammar"),
+        ("n_probs", "top_logprobs"),
+    ],
+)
+def test_a_parameter_of_another_server_is_refused_with_its_name_in_responses(
+    name: str, counterpart: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**{name: 3})
+    assert caught.value.message == (
+        f"The parameter '{name}' is not supported by this server: use '{counterpart}'."
+    )
+
+
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
 def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
