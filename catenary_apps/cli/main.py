@@ -48,8 +48,8 @@ _COMMANDS = {
     "fleet": "catenary_apps.cli.fleet:run_fleet",
     "drain": "catenary_apps.cli.drain:run_drain",
     "doctor": "catenary_apps.doctor:run_doctor",
-    "vllm-serve": "catenary_apps.cli.vllm_serve:run_vllm_serve",
-    "gaudi-start": "catenary_apps.cli.gaudi_start:run_gaudi_start",
+    "vllm-serve": "catenary_apps.up.launching:run_vllm_serve",
+    "gaudi-start": "catenary_apps.up.launching:run_gaudi_start",
     "completion": "catenary_apps.cli.completion:run_completion",
 }
 # What other servers call our commands.

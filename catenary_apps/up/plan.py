@@ -13,8 +13,8 @@ from catenary.directories import expanded
 from catenary.runtime import module_command
 from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary_apps.up.config import UpConfig
-from catenary_apps.up.cpus import BIND_ENV, THREADS_ENV
 from catenary_apps.up.models import ReadyModel, aliases_of
+from catenary_apps.up.resources import BIND_ENV, THREADS_ENV
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"

@@ -12,7 +12,7 @@ import pytest
 
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import RuntimeDirectory
-from catenary_apps.up import model as preparing
+from catenary_apps.up import run as preparing
 from tests.support.small_disk import SmallDisk
 
 

@@ -9,8 +9,8 @@ import pytest
 from catenary.directories import NoHomeError, cache_directory, expanded, forbids_code, home_directory
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import check_temporary_directory
-from catenary_apps.up.layout import cache_directory as cache_of_up
-from catenary_apps.up.layout import require_writable
+from catenary_apps.up.run import cache_directory as cache_of_up
+from catenary_apps.up.run import require_writable
 from gateway.state.directory import StateDirectory
 from services.engine.device import DeviceError, RecipeCache
 from services.engine.device.hpu.recipes import use_recipe_cache

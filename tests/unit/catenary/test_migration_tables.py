@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from catenary.config import ConfigError
-from catenary_apps.cli.gaudi_start import run_gaudi_start
-from catenary_apps.cli.vllm_serve import run_vllm_serve
 from catenary_apps.migration import R1_SCRIPT, SCRIPT, SERVE_OPTIONS, Launch, parse_serve
 from catenary_apps.up import run_up
+from catenary_apps.up.launching import run_gaudi_start, run_vllm_serve
 from services.engine.config import EngineConfig
 from services.engine.vllm_variables import VARIABLES, Row, Status, load_moved, row_of, translate
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from catenary_apps.cli.gaudi_start import run_gaudi_start
-from catenary_apps.cli.vllm_serve import run_vllm_serve
 from catenary_apps.migration import SERVE_OPTIONS
+from catenary_apps.up.launching import run_gaudi_start, run_vllm_serve
 
 Run = Callable[[Sequence[str]], int]
 DOORS = [(run_vllm_serve, ["smollm2"]), (run_gaudi_start, ["-w", "smollm2"])]

@@ -15,9 +15,7 @@ from catenary.devices import why_not_opened
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary_apps.up import UpConfig
-from catenary_apps.up.cpus import tokenizers_of
 from catenary_apps.up.deployment import _example
-from catenary_apps.up.model import served_name
 from catenary_apps.up.models import (
     ReadyModel,
     WantedModel,
@@ -27,7 +25,8 @@ from catenary_apps.up.models import (
     wanted_models,
 )
 from catenary_apps.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
-from catenary_apps.up.run import check_engines, check_places
+from catenary_apps.up.resources import tokenizers_of
+from catenary_apps.up.run import check_engines, check_places, served_name
 
 
 @pytest.fixture

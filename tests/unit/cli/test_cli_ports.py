@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from catenary.runtime import StartRefused
-from catenary_apps.up.ports import PortClaims, bracketed, loopback_of
+from catenary_apps.up.resources import PortClaims, bracketed, loopback_of
 
 
 def test_port_in_use_is_refused_with_the_option() -> None:

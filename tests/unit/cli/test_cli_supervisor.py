@@ -14,9 +14,8 @@ import pytest
 from catenary.runtime import StartRefused
 from catenary_apps.up.child import wrapped
 from catenary_apps.up.plan import ChildSpec, Stage
-from catenary_apps.up.process import ChildLog, ChildProcess, reap_orphans
 from catenary_apps.up.reporter import PlainReporter
-from catenary_apps.up.supervisor import Supervisor, describe_exit
+from catenary_apps.up.supervisor import ChildLog, ChildProcess, Supervisor, describe_exit, reap_orphans
 
 WAIT_S = 20.0
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)"
@@ -76,7 +75,7 @@ def test_the_first_process_of_a_container_takes_leave_of_orphans() -> None:
     code = """
 import ctypes, os, subprocess, sys, time
 from pathlib import Path
-from catenary_apps.up.process import reap_orphans
+from catenary_apps.up.supervisor import reap_orphans
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 own = subprocess.Popen(["sleep", "0"])
@@ -234,7 +233,7 @@ def test_wrapper_ends_if_its_parent_is_gone() -> None:
 
 
 def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catenary_apps.up.process.LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr("catenary_apps.up.supervisor.LOG_LIMIT_BYTES", 100)
     log = ChildLog(tmp_path / "a.log")
     for index in range(100):
         log.write(f"line {index}")
@@ -246,7 +245,7 @@ def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_log_that_cannot_be_renewed_is_renewed_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary_apps.up.process.LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr("catenary_apps.up.supervisor.LOG_LIMIT_BYTES", 10)
     log = ChildLog(tmp_path / "logs" / "a.log")
     shutil.rmtree(tmp_path / "logs")
     for line in ("a first long line", "a second line"):

@@ -12,7 +12,7 @@ from catenary.cpus import EngineCpus, Placement, Topology
 from catenary.runtime import StartRefused
 from catenary_apps.up import UpConfig
 from catenary_apps.up.child import wrapped
-from catenary_apps.up.cpus import cpus_of, described
+from catenary_apps.up.resources import cpus_of, described
 
 EIGHT = Topology((tuple((cpu,) for cpu in range(8)),), 8)
 BOUND = Placement((EngineCpus(7, tuple(range(7))),), (7,))

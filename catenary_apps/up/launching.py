@@ -1,4 +1,4 @@
-"""Starts `catenary up` for somebody who asked for it in vLLM's words."""
+"""Run `catenary vllm-serve` and `catenary gaudi-start`: `catenary up` with the options of vLLM's commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import Final
 
 from catenary.config import ConfigError, flag_name, parse_flags
-from catenary_apps.migration import ENGINE_PREFIX, UP_PREFIX, Launch, UnknownOptionError
+from catenary_apps.migration import (
+    ENGINE_PREFIX,
+    R1_SCRIPT,
+    SCRIPT,
+    SERVE_GROUPS,
+    UP_PREFIX,
+    Kind,
+    Launch,
+    Letter,
+    ServeOption,
+    UnknownOptionError,
+    launch_of,
+    parse_serve,
+    read_letters,
+)
 from services.engine.vllm_variables import Row, Status
 
 RECIPES = f"{ENGINE_PREFIX}RECIPE_CACHE"
@@ -49,7 +63,7 @@ def start(program: str, words: Sequence[str], make: Callable[[list[str]], Launch
     print(f"this is: {launch.command(variables)}", flush=True)
     if dry:
         return 0
-    from catenary_apps.up import run_up
+    from catenary_apps.up.run import run_up
 
     flags = launch.flags(variables)
     os.environ.update(variables)
@@ -80,7 +94,7 @@ def _launched(program: str, words: list[str], make: Callable[[list[str]], Launch
 
 
 def _is_ups(flag: str) -> bool:
-    from catenary_apps.up import UpConfig
+    from catenary_apps.up.config import UpConfig
 
     return flag.replace("_", "-") in map(flag_name, UpConfig.model_fields)
 
@@ -89,7 +103,7 @@ def _ask(launch: Launch, words: list[str], program: str) -> None:
     """Ask for the options of `catenary up` among the words. Raises ConfigError."""
     if not words:
         return
-    from catenary_apps.up import UpConfig
+    from catenary_apps.up.config import UpConfig
 
     for name, value in parse_flags(UpConfig, words, prog=program).items():
         launch.ask(f"{UP_PREFIX}{name.upper()}", value)
@@ -138,3 +152,69 @@ def _section(heading: str, options: Iterable[tuple[str, Row]]) -> list[str]:
             row.note.replace("`", ""), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
         )
     return lines
+
+
+VLLM_SERVE = "catenary vllm-serve"
+_VLLM_SERVE_USAGE = f"""\
+usage: catenary vllm-serve MODEL [OPTIONS OF vllm serve] [--dry-run] [-- OPTIONS OF catenary up]
+
+Starts catenary up with what the options of vllm serve ask for. Each is listed with what stands for it here;
+docs/migration.md has the same with vLLM's variables.
+
+{COMMON_HELP}  --config FILE
+      YAML file of options of vllm serve; those of the command line win
+"""
+_VALUES = {Kind.VALUE: " VALUE", Kind.FLAG: "", Kind.WORDS: " VALUE ..."}
+
+
+def run_vllm_serve(argv: Sequence[str]) -> int:
+    """Run `catenary vllm-serve`; the exit code is that of `catenary up`, 2 for a wrong command line."""
+    if asks_for_help(argv):
+        groups = {
+            heading: [(_written_option(option), option.row) for option in group]
+            for heading, group in SERVE_GROUPS.items()
+        }
+        print(f"{_VLLM_SERVE_USAGE}\n{help_of(groups)}", end="")
+        return 0
+
+    def make(words: list[str]) -> Launch:
+        launch = Launch()
+        parse_serve(words, launch)
+        if not launch.asked(f"{UP_PREFIX}MODEL"):
+            raise ConfigError("a model is missing: a directory or an id")
+        if not launch.asked(f"{UP_PREFIX}HOST") and not os.environ.get(f"{UP_PREFIX}HOST"):
+            launch.notes.append("listening on this machine alone; --host 0.0.0.0 is vLLM's default")
+        return launch
+
+    return start(VLLM_SERVE, argv, make)
+
+
+def _written_option(option: ServeOption) -> str:
+    return ", ".join(option.names) + _VALUES[option.kind]
+
+
+GAUDI_START = "catenary gaudi-start"
+_GAUDI_START_USAGE = f"""\
+usage: catenary gaudi-start -w MODEL [LETTERS] [--dry-run] [-- OPTIONS OF catenary up]
+       catenary gaudi-start --r1 -w MODEL -t 1 [LETTERS] [--dry-run] [-- OPTIONS OF catenary up]
+
+Starts catenary up with what the letters of start_gaudi_vllm_server.sh ask for; with --r1 letters are those of
+the DeepSeek-R1 script (catenary gaudi-start --r1 --help).
+
+{COMMON_HELP}"""
+
+
+def run_gaudi_start(argv: Sequence[str]) -> int:
+    """Run `catenary gaudi-start`; the exit code is that of `catenary up`, 2 for a wrong command line."""
+    if asks_for_help(argv):
+        script = R1_SCRIPT if "--r1" in argv else SCRIPT
+        letters = [(_written_letter(entry), entry.row) for entry in script]
+        print(f"{_GAUDI_START_USAGE}\n{help_of({'Letters': letters})}", end="")
+        return 0
+    return start(GAUDI_START, argv, lambda words: launch_of(read_letters(words)))
+
+
+def _written_letter(entry: Letter) -> str:
+    value = "" if entry.switch else " VALUE"
+    default = f"   [default: {entry.default}]" if entry.default not in (None, "", "None") else ""
+    return f"-{entry.letter}{value}{default}"
