@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ from benchmarks.peers.environments import PeerError
 from benchmarks.peers.measuring import FIRST_TOKEN, Sample
 from benchmarks.peers.report import Cell, cell
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import INSTALL_BENCH, check_file, write_png
+from catenary_apps.cli.output import write_file
+from catenary_apps.cli.pictures import check_picture, png_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +25,8 @@ _GROUP = 0.85
 
 def check_plot(file: Path) -> None:
     """What could not be drawn is to be known before hours are measured. Raises PeerError."""
-    if find_spec("matplotlib") is None:
-        raise PeerError(f"--plot: matplotlib is missing: {INSTALL_BENCH}")
     try:
-        check_file(file, "--plot")
+        check_picture(file, "--plot")
     except StartRefused as error:
         raise PeerError(str(error)) from None
 
@@ -36,9 +34,9 @@ def check_plot(file: Path) -> None:
 def save_plot(file: Path, samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int]) -> None:
     """Writes the picture, whatever the file is called, as PNG. Raises PeerError if that is not possible."""
     try:
-        write_png(file, bars(samples, names, streams), dpi=_DPI)
-    except OSError as error:
-        raise PeerError(f"--plot {file} cannot be written: {error.strerror}") from None
+        write_file(file, png_of(bars(samples, names, streams), dpi=_DPI), "--plot")
+    except StartRefused as error:
+        raise PeerError(str(error)) from None
 
 
 def bars(samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int]) -> Figure:

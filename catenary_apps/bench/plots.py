@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from catenary.runtime import StartRefused
 from catenary_apps.bench.target import Sweep
-from catenary_apps.cli.output import write_png
+from catenary_apps.cli.output import write_file
+from catenary_apps.cli.pictures import png_of
 from catenary_apps.load import LoadResult, percentile_name, shown, timeline
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from catenary_apps.bench.serve import Point
 
 _SIZE = (10.0, 7.0)
-_DPI = 110
 _BINS = 60
 _LATENCIES = (
     ("ttft_ms", "time to first token"),
@@ -136,7 +135,4 @@ def _shown(value: float | None) -> float:
 
 
 def _save(figure: Figure, file: Path) -> None:
-    try:
-        write_png(file, figure, dpi=_DPI)
-    except OSError as error:
-        raise StartRefused(f"--plots {file} cannot be written: {error.strerror}") from None
+    write_file(file, png_of(figure), "--plots")

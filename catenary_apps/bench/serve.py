@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from catenary_apps.bench.prompts import PromptMaker, prompt_maker
 from catenary_apps.bench.serve_config import BenchServeConfig
 from catenary_apps.bench.serve_table import show, show_sweep
 from catenary_apps.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
-from catenary_apps.cli.output import INSTALL_BENCH, check_file, file_in, write_file
+from catenary_apps.cli.output import check_file, file_in, write_file
+from catenary_apps.cli.pictures import require_matplotlib
 from catenary_apps.load import (
     BenchError,
     Conversation,
@@ -154,8 +154,7 @@ def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
         check_file(save, "--save")
     if config.plots is None:
         return
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"--plots: matplotlib is missing: {INSTALL_BENCH}")
+    require_matplotlib("--plots")
     try:
         config.plots.mkdir(parents=True, exist_ok=True)
     except OSError as error:

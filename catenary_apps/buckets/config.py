@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from catenary.config import ServiceConfig, expected_one_of, settings
-from catenary_apps.cli.drawing import PictureFile
+from catenary_apps.cli.pictures import PictureFile
 from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
 
 STRATEGIES = ("exponential", "linear", "padding", "file", "learned")

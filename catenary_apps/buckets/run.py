@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from catenary.runtime import StartRefused
 from catenary_apps.buckets.config import BucketsConfig
 from catenary_apps.cli.output import check_file, load_options, write_file
+from catenary_apps.cli.pictures import check_picture, write_picture
 
 _NAME = "catenary buckets"
 
@@ -17,21 +18,21 @@ def run_buckets(argv: Sequence[str]) -> int:
     config = load_options(BucketsConfig, argv, prog=_NAME)
     # Not before: a wrong option is to be refused without waiting for numpy and the engine's packages.
     from catenary_apps.buckets.compare import compare
-    from catenary_apps.buckets.plot import draw
-    from catenary_apps.buckets.show import as_json, as_table
+    from catenary_apps.buckets.report import as_json, as_table, draw
     from services.engine.bucketing import format_buckets
 
     try:
-        for option, file in (("--learn", config.learn), ("--plot", config.plot)):
-            if file is not None:
-                check_file(file, option)
+        if config.learn is not None:
+            check_file(config.learn, "--learn")
+        if config.plot is not None:
+            check_picture(config.plot, "--plot")
         comparison = compare(config, lambda line: print(f"{_NAME}: {line}", file=sys.stderr, flush=True))
         print(as_json(comparison) if config.format == "json" else as_table(comparison))
         if config.learn is not None:
             comments = [f"learned by catenary buckets from {comparison.source}", f"for {comparison.limits}"]
             write_file(config.learn, format_buckets(comparison.learned, comments).encode(), "--learn")
         if config.plot is not None:
-            write_file(config.plot, draw(comparison, config.plot.suffix.lower()), "--plot")
+            write_picture(config.plot, draw(comparison), "--plot")
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return error.exit_code

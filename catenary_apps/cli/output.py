@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import datetime
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from catenary.config import ConfigError, ServiceConfig, load
 from catenary.runtime import StartRefused
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 T = TypeVar("T", bound=ServiceConfig)
 
-# How to get what `catenary bench` needs: the project is on no package index.
+# How to get what `catenary bench` and pictures need: the project is on no package index.
 INSTALL_BENCH = "pip install '.[bench]' in a clone of the repository"
-
-_COLOURS = 64
 
 
 def load_options(cls: type[T], argv: Sequence[str], *, prog: str) -> T:
@@ -56,15 +50,3 @@ def write_file(path: Path, data: bytes, option: str) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise StartRefused(f"{option} {path} cannot be written: {error.strerror}") from None
-
-
-def write_png(path: Path, figure: Figure, *, dpi: int) -> None:
-    """Draws a figure into a file, with a palette: lines and bars take a quarter of the bytes so. Raises
-    OSError."""
-    # Comes with matplotlib.
-    from PIL import Image
-
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
-    with Image.open(drawn) as image:
-        image.convert("RGB").quantize(_COLOURS).save(path, format="PNG", optimize=True)

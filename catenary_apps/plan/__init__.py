@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from catenary_apps.plan.cards import CARDS
-from catenary_apps.plan.config import PlanConfig
+from catenary_apps.plan.config import CARDS, PlanConfig
 from catenary_apps.plan.run import run_plan
 
 if TYPE_CHECKING:

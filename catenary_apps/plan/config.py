@@ -1,14 +1,40 @@
-"""The options of `catenary plan`."""
+"""The options of `catenary plan`, and the cards that they name."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from catenary.config import flag_name, settings
-from catenary_apps.cli.drawing import PictureFile
+from catenary_apps.cli.pictures import PictureFile
 from services.engine.options import BucketingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One accelerator.
+
+    `memory_gib`: what its runtime reports, of `nominal_gb`; `bytes_per_second` of its memory;
+    `flops_per_second` of its matrix units in bfloat16. `fp8_max`: largest FP8 number that it keeps.
+    """
+
+    name: str
+    nominal_gb: float
+    memory_gib: float
+    bytes_per_second: float
+    flops_per_second: float
+    fp8_max: int
+
+
+# Start-up logs of Gaudi 2 say 94.62 GiB, users' reports of Gaudi 3 say 126.
+CARDS: Final = {
+    "gaudi2": Card("gaudi2", 96, 94.62, 2.45e12, 432e12, fp8_max=240),
+    "gaudi3": Card("gaudi3", 128, 126.0, 3.7e12, 1835e12, fp8_max=448),
+}
+CARDS_PER_NODE: Final = 8
+
 
 _FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import check_file, write_file
+from catenary_apps.cli.pictures import check_picture, write_picture
 from catenary_apps.migration import ENGINE_PREFIX
 from catenary_apps.plan.config import PlanConfig
 from services.engine.vllm_variables import load_shared
@@ -25,19 +25,17 @@ def run_plan(argv: Sequence[str]) -> int:
     for line in found_options.warnings:
         print(f"warning: {line}", file=sys.stderr)
     # Not before: a wrong option is to be refused without waiting for the engine's packages.
-    from catenary_apps.plan.document import as_json
-    from catenary_apps.plan.picture import draw
     from catenary_apps.plan.planning import make_plan
-    from catenary_apps.plan.show import as_table
+    from catenary_apps.plan.report import as_json, as_table, draw
 
     try:
         if config.plot is not None:
-            check_file(config.plot, "--plot")
+            check_picture(config.plot, "--plot")
         found = make_plan(config, found_options.origins)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(as_json(found) if config.format == "json" else as_table(found, width=width))
         if config.plot is not None:
-            write_file(config.plot, draw(found, config.plot.suffix.lower()), "--plot")
+            write_picture(config.plot, draw(found), "--plot")
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from catenary_apps.cli.drawing import PngCanvas
+from catenary.config import load
+from catenary_apps.buckets.compare import compare
+from catenary_apps.buckets.config import BucketsConfig
+from catenary_apps.buckets.report import draw
 from catenary_apps.cli.main import main
 from catenary_apps.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
@@ -125,25 +126,39 @@ def test_buckets_beyond_the_limits_are_listed(
 def test_plots_are_an_svg_and_a_png(model: str, tmp_path: Path) -> None:
     svg, png = tmp_path / "plot.svg", tmp_path / "plot.png"
     assert run(model, "--strategies", "exp,learned", "--plot", str(svg)) == 0
-    root = ElementTree.fromstring(svg.read_text())
-    texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
-    assert any(text.startswith("learned: ") for text in texts)
-    assert len(list(root.iter())) > 50
+    texts = [text.strip() for text in ElementTree.fromstring(svg.read_text()).itertext()]
+    titles = [text.partition(":")[0] for text in texts if " graphs, padding rows " in text]
+    assert titles == ["exponential", "learned"]
     assert run(model, "--strategies", "exp", "--plot", str(png)) == 0
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_a_png_holds_what_was_painted() -> None:
-    canvas = PngCanvas(8, 6)
-    canvas.box(2, 1, 3, 2, (255, 0, 0))
-    canvas.text(100, 100, "outside", (0, 0, 0))
-    data = canvas.finish()
-    assert struct.unpack(">II", data[16:24]) == (8, 6)
-    length = struct.unpack(">I", data[33:37])[0]
-    pixels = zlib.decompress(data[41 : 41 + length])
-    rows = [pixels[25 * y + 1 : 25 * (y + 1)] for y in range(6)]
-    red = [(x, y) for y in range(6) for x in range(8) if rows[y][3 * x : 3 * x + 3] == b"\xff\x00\x00"]
-    assert red == [(x, y) for y in (1, 2) for x in (2, 3, 4)]
+def test_a_plot_marks_each_step_and_each_bucket_once(model: str) -> None:
+    config = load(BucketsConfig, ["--model", model, "--strategies", "exp,learned"], prog="catenary buckets")
+    comparison = compare(config, lambda line: None)
+    axes = draw(comparison).axes
+    assert len(axes) == 2
+    shapes = [shape for one in comparison.verdicts.values() for shape, _ in one.assessment.trace.decode]
+    blocks, rows = max(one.context_blocks for one in shapes), max(one.batch for one in shapes)
+    for axis, verdict in zip(axes, comparison.verdicts.values(), strict=True):
+        steps = verdict.assessment.trace.decode
+        assert axis.collections[0].get_array().sum() == sum(steps.values())
+        assert (axis.get_xlim(), axis.get_ylim()) == ((-0.5, blocks + 0.5), (-0.5, rows + 0.5))
+        shown = [b for b in verdict.plan.decode if b.context_blocks <= blocks and b.batch <= rows]
+        assert [tuple(map(int, mark)) for mark in axis.lines[0].get_xydata()] == [
+            (b.context_blocks, b.batch) for b in shown
+        ]
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_compared(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(model, "--plot", str(tmp_path / "plot.svg")) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("catenary buckets: --plot: matplotlib is missing: pip install '.[bench]'")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_apps.plan.graphs import estimate_graphs
+from catenary_apps.plan.planning import estimate_graphs
 from services.engine.bucketing import Bucket, BucketPlan
 
 MIB, GIB = 2**20, 2**30

@@ -12,9 +12,9 @@ import pytest
 
 from catenary.config import load
 from catenary_apps.cli.main import main
+from catenary_apps.plan.advice import recommend
 from catenary_apps.plan.config import PlanConfig
 from catenary_apps.plan.planning import make_plan
-from catenary_apps.plan.recommend import recommend
 from services.engine.memory import WeightScheme, read_shape, stored_scheme
 from services.engine.model import ModelError
 from services.engine.model.gguf_header import read_gguf_config

@@ -317,10 +317,22 @@ def test_the_picture(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     svg, png = tmp_path / "m.svg", tmp_path / "m.png"
     blocks = planned(capsys, model, "--plot", str(svg))["kv_blocks"]
     text = "".join(ElementTree.fromstring(svg.read_text()).itertext())
-    assert "weights 15.05 gib" in text
+    assert "weights 15.05 GiB" in text
     assert f"{blocks} blocks" in text
+    first = svg.read_bytes()
+    planned(capsys, model, "--plot", str(svg))
+    assert svg.read_bytes() == first
     planned(capsys, model, "--plot", str(png))
-    assert struct.unpack(">II", png.read_bytes()[16:24]) == (900, 210)
+    assert struct.unpack(">II", png.read_bytes()[16:24]) == (990, 264)
+
+
+def test_a_picture_without_matplotlib_is_refused_in_one_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "--plot: matplotlib is missing: pip install '.[bench]'" in refusal(
+        capsys, model, "--plot", str(tmp_path / "m.svg")
+    )
 
 
 @pytest.mark.parametrize(

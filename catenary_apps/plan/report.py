@@ -1,23 +1,137 @@
-"""A plan as tables and lines for people."""
+"""Print a plan as a table and as JSON, and draw a card's memory."""
 
 from __future__ import annotations
 
 import io
+import json
 import shlex
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from catenary.config import flag_name
 from catenary.gaudi import supported
 from catenary_apps.cli.output import counted
-from catenary_apps.plan.dividing import GIB
-from catenary_apps.plan.document import decode_bound, prefill_bound
+from catenary_apps.plan.advice import Recommendation, find_traps, gib, recommend, unserved
+from catenary_apps.plan.dividing import GIB, Choice
 from catenary_apps.plan.planning import Planned
-from catenary_apps.plan.recommend import Recommendation, recommend
-from catenary_apps.plan.traps import find_traps, unserved
-from services.engine.memory import count_weights
+from services.engine.bucketing import Bucket
+from services.engine.memory import active_parameters, count_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MIB = 2**20
+
+
+def as_json(found: Planned) -> str:
+    """One JSON object, a line for each key; docs/gaudi.md has its schema."""
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document(found).items())
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def document(found: Planned) -> dict[str, Any]:
+    """What `as_json` prints."""
+    memory, config, limits = found.memory, found.config, found.limits
+    settings = recommend(found)
+    return {
+        "model": found.shape.name,
+        "device": found.card.name,
+        "software": None if config.device == "custom" else supported(),
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "weight_dtype": found.scheme.value,
+        "not_served": unserved(found),
+        "measured": list(found.measured),
+        "variables": dict(found.origins),
+        "device_memory_gib": gib(memory.total),
+        "weights_gib": gib(memory.weights),
+        "profile_gib": gib(memory.activations),
+        "free_gib": gib(memory.available),
+        "usable_gib": gib(memory.usable),
+        "graph_gib": gib(memory.graphs),
+        "kv_gib": gib(memory.kv),
+        "margin_gib": gib(memory.available - memory.usable),
+        "padding_block_gib": gib(found.block_bytes),
+        "kv_blocks": found.kv.num_blocks,
+        "block_size": limits.block_size,
+        "block_mib": round(found.block_bytes / _MIB, 4),
+        "kv_tokens": found.kv.num_blocks * limits.block_size,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "expected_len": found.ordinary,
+        "graph_reserved_mem": found.draft.reserve,
+        "largest_max_model_len": found.longest,
+        "largest_max_num_seqs": found.most_seqs,
+        "prompt_buckets": _triples(found.plan.prefill),
+        "decode_buckets": _triples(found.plan.decode),
+        "axes": {name: list(values) for name, values in found.plan.axes.items()},
+        "graphs": _graphs(found),
+        "warmup": {
+            "cold_least_s": round(found.graphs.cold_s.low, 1),
+            "cold_most_s": round(found.graphs.cold_s.high, 1),
+            "cached_least_s": round(found.graphs.cached_s.low, 1),
+            "cached_most_s": round(found.graphs.cached_s.high, 1),
+        },
+        "decode_tokens_per_second_bound": decode_bound(found),
+        "prefill_tokens_per_second_bound": prefill_bound(found),
+        "choices": [_choice(choice) for choice in found.choices],
+        "recommended": {
+            "engine": None if unserved(found) else dict(settings.engine),
+            "vllm": dict(settings.vllm),
+            "variables": dict(settings.variables),
+        },
+        "vllm_autocalc": None
+        if found.rules is None
+        else {name: getattr(found.rules, name) for name in found.rules.__slots__},
+        "warnings": [{"name": trap.name, "text": trap.text} for trap in find_traps(found)],
+    }
+
+
+def decode_bound(found: Planned) -> float | None:
+    """Tokens a second of one sequence, if the memory's speed alone counts."""
+    if not found.card.bytes_per_second:
+        return None
+    return round(found.card.bytes_per_second / found.active_weight_bytes, 1)
+
+
+def prefill_bound(found: Planned) -> float | None:
+    """Prompt tokens a second, if the matrix units' speed alone counts: two operations for each parameter."""
+    if not found.card.flops_per_second:
+        return None
+    # The head computes the last token of a prompt alone.
+    layers = active_parameters(found.shape) - found.shape.vocab * found.shape.hidden
+    each = 2 * layers / found.config.tensor_parallel_size
+    return round(found.card.flops_per_second / each)
+
+
+def _graphs(found: Planned) -> dict[str, int | float]:
+    graphs, reserve, ratio = found.graphs, found.memory.graphs, found.config.graph_prompt_ratio
+    return {
+        "prompt": graphs.prefill,
+        "decode": graphs.decode,
+        "eager_prompts": graphs.eager_prefills,
+        "least_gib": gib(graphs.bytes.low),
+        "most_gib": gib(graphs.bytes.high),
+        "kept_gib": gib(graphs.kept_bytes),
+        "prompt_gib": gib(reserve * ratio),
+        "decode_gib": gib(reserve * (1 - ratio)),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": choice.cards,
+        "weight_dtype": choice.scheme.value,
+        "weights_gib": gib(choice.weights),
+        "kv_blocks": choice.kv_blocks,
+        "max_model_len": choice.max_model_len,
+        "max_num_seqs": choice.max_num_seqs,
+    }
+
+
+def _triples(buckets: tuple[Bucket, ...]) -> list[list[int]]:
+    return [[bucket.batch, bucket.query, bucket.context_blocks] for bucket in buckets]
+
+
 # Wider than any line.
 _NO_WRAP: Final = 100_000
 
@@ -216,3 +330,47 @@ def _listed(values: list[int]) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+_SIZE = (9.0, 2.4)
+_PARTS: Final = (
+    ("weights", "#465aa0"),
+    ("largest prefill", "#c8783c"),
+    ("graphs", "#dcb43c"),
+    ("KV", "#46965a"),
+    ("padding block", "#963c3c"),
+    ("left free", "#e1e1e1"),
+)
+
+
+def draw(found: Planned) -> Figure:
+    """Return a bar of one card's memory in GiB, with the part of each of its uses."""
+    from matplotlib.figure import Figure
+
+    memory = found.memory
+    pool = found.kv.num_blocks * found.block_bytes
+    taken = memory.weights + memory.activations + memory.graphs + pool + found.block_bytes
+    sizes = (
+        memory.weights,
+        memory.activations,
+        memory.graphs,
+        pool,
+        found.block_bytes,
+        max(0, memory.total - taken),
+    )
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axis = figure.subplots()
+    axis.set_title(
+        f"{found.shape.name} on {found.config.tensor_parallel_size} x {found.card.name}: "
+        f"{memory.total / GIB:.2f} GiB, {found.kv.num_blocks} blocks of {found.limits.block_size} tokens",
+        parse_math=False,
+    )
+    left = 0.0
+    for (name, colour), size in zip(_PARTS, sizes, strict=True):
+        axis.barh(0, size / GIB, left=left, color=colour, label=f"{name} {size / GIB:.2f} GiB")
+        left += size / GIB
+    axis.set_xlim(0, left)
+    axis.set_xlabel("GiB of one card")
+    axis.set_yticks([])
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
