@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from catenary.config import ConfigError
 from catenary.cpus import EngineCpus, read_topology
+from services.engine import app
 from services.engine.config import EngineConfig
 from services.engine.core.cpus import bind_core, cpus_of
 from services.engine.core.errors import StartError
@@ -88,6 +90,16 @@ def test_allocator_that_is_installed(tmp_path: Path) -> None:
     assert preloaded("auto", {}, tmp_path) == {"LD_PRELOAD": str(tcmalloc)}
     assert preloaded("jemalloc", {}, tmp_path) == {"LD_PRELOAD": str(jemalloc)}
     assert preloaded("system", {}, tmp_path) == {}
+
+
+async def test_an_allocator_that_is_not_there_is_a_wrong_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(malloc: str, environment: object) -> dict[str, str]:
+        raise ValueError(f"malloc {malloc}: no library")
+
+    monkeypatch.setattr(app, "preloaded", missing)
+    with pytest.raises(ConfigError, match=r"^--malloc jemalloc: no library$") as refused:
+        app.EngineApp(EngineConfig(insecure=True, device="cpu", malloc="jemalloc"))
+    assert refused.value.exit_code == 2
 
 
 def test_allocator_beside_what_somebody_preloads(tmp_path: Path) -> None:
