@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from catenary.config import ServiceConfig, settings
+from catenary.config import Expert, ServiceConfig, settings
 from catenary.resume import ResumeOptions
 from catenary.schema import MAX_CONSTRAINT_BYTES
 
@@ -22,11 +22,11 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         "host": "Addresses of the gateway, routers and tokenizers",
         "api_key": "Keys and limits of keys",
         "cors_allow_origins": "Browsers, TLS",
-        "max_body_mib": "Connections, and what a request may hold",
+        "max_body_mib": Expert("Limits of connections and requests"),
         "state_dir": "Stored responses",
         "batches": "Files and batches",
         "max_constraint_bytes": "Structured output",
-        "render_timeout_s": "Times and buffers",
+        "render_timeout_s": Expert("Timeouts and buffers"),
     }
 
     host: str = Field("127.0.0.1", description="Address to listen on for HTTP.")

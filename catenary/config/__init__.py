@@ -6,7 +6,15 @@ from catenary.config.describe import options_markdown
 from catenary.config.listening import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, ListenOptions
 from catenary.config.load import Given, check_variables, load
 from catenary.config.parser import build_parser, parse_flags
-from catenary.config.settings import EMPTY_KEY, ConfigError, ServiceConfig, env_name, flag_name, settings
+from catenary.config.settings import (
+    EMPTY_KEY,
+    ConfigError,
+    Expert,
+    ServiceConfig,
+    env_name,
+    flag_name,
+    settings,
+)
 from catenary.config.unknown import SERVICE_PREFIXES, unknown_variables
 from catenary.config.variables import VARIABLES
 from catenary.config.wording import expected_one_of, reason
@@ -18,6 +26,7 @@ __all__ = [
     "SERVICE_PREFIXES",
     "VARIABLES",
     "ConfigError",
+    "Expert",
     "Given",
     "ListenOptions",
     "ServiceConfig",

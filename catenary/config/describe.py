@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from catenary.config.settings import (
+    Expert,
     ServiceConfig,
     env_name,
     flag_name,
@@ -19,6 +20,9 @@ from catenary.config.settings import (
     is_list,
     is_secret,
 )
+
+# The group of options that no heading covers.
+_NO_HEADING = "Options"
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -61,19 +65,54 @@ def default_text(name: str, field: FieldInfo) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
+def option_groups(cls: type[ServiceConfig]) -> dict[str, list[str]]:
+    """Return the fields by heading, first those of the most derived class that declares any.
+
+    A group ends at the next heading, or with the class that declares its first field. One that the class
+    itself begins goes on over fields of its bases.
+    """
+    headings = {name: text for base in cls.__mro__ for name, text in getattr(base, "headings", {}).items()}
+    declared = {name: base for base in cls.__mro__ for name in inspect.get_annotations(base)}
+    groups: dict[str, list[str]] = {}
+    heading, first = _NO_HEADING, None
+    for name in cls.model_fields:
+        if name in headings:
+            heading, first = headings[name], declared[name]
+        elif declared[name] is not first and first is not cls:
+            heading, first = _NO_HEADING, declared[name]
+        groups.setdefault(heading, []).append(name)
+    own = next(names for base in cls.__mro__ if (names := inspect.get_annotations(base)))
+    return dict(sorted(groups.items(), key=lambda item: item[1][0] not in own))
+
+
 def options_markdown(classes: Mapping[str, type[ServiceConfig]]) -> str:
-    """One table per class for docs/configuration.md; keys are the headings. Each ends with a line break."""
+    """Return a section for each class, keys being the titles, with a table for each group of options.
+
+    Groups with an `Expert` heading come last. The text ends with a line break.
+    """
     return "\n".join(_section(title, cls) for title, cls in classes.items())
 
 
 def _section(title: str, cls: type[ServiceConfig]) -> str:
+    groups = option_groups(cls)
+    usual = {heading: names for heading, names in groups.items() if not isinstance(heading, Expert)}
+    expert = {heading: names for heading, names in groups.items() if isinstance(heading, Expert)}
+    text = f"## {title}\n" + "".join(_table(cls, f"### {heading}", names) for heading, names in usual.items())
+    if expert:
+        text += "\n### Expert options\n\nThe defaults serve nearly all deployments.\n"
+        text += "".join(_table(cls, f"#### {heading}", names) for heading, names in expert.items())
+    return text
+
+
+def _table(cls: type[ServiceConfig], heading: str, names: list[str]) -> str:
     rows = [
         f"| `{flag_name(name)}` | `{env_name(cls, name)}` | {_cell(_type_text(field))} "
         f"| {_cell(default_text(name, field))} | {_cell(field.description or '', code=False)} |"
         for name, field in cls.model_fields.items()
+        if name in names
     ]
-    head = "| flag | environment | value | default | meaning |\n| --- | --- | --- | --- | --- |"
-    return f"## {title}\n\n{head}\n" + "\n".join(rows) + "\n"
+    head = "| flag | variable | value | default | meaning |\n| --- | --- | --- | --- | --- |"
+    return f"\n{heading}\n\n{head}\n" + "\n".join(rows) + "\n"
 
 
 def _type_text(field: FieldInfo) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from catenary.addresses import parse_address
-from catenary.config.settings import ServiceConfig, settings
+from catenary.config.settings import Expert, ServiceConfig, settings
 
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
@@ -22,7 +22,7 @@ class ListenOptions(ServiceConfig):
 
     headings: ClassVar[Mapping[str, str]] = {
         "listen": "gRPC: addresses, secrets, TLS",
-        "max_message_mib": "gRPC: limits of messages, calls and connections",
+        "max_message_mib": Expert("gRPC: limits of messages, calls and connections"),
         "metrics_host": "Metrics",
     }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
-from catenary.config.describe import default_text, placeholder
+from catenary.config.describe import default_text, option_groups, placeholder
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_boolean, is_list
 from catenary.nearest import nearest
 
@@ -49,23 +48,11 @@ def build_parser(cls: type[ServiceConfig], *, prog: str) -> argparse.ArgumentPar
         metavar="FILE",
         help=f"YAML file of options, keys named like the flags. [env {env_name(cls, 'config')}]",
     )
-    for heading, names in _groups(cls).items():
+    for heading, names in option_groups(cls).items():
         group = parser.add_argument_group(heading)
         for name in names:
             _add_option(group, cls, name, cls.model_fields[name])
     return parser
-
-
-def _groups(cls: type[ServiceConfig]) -> dict[str, list[str]]:
-    """The fields by heading: first those of the most derived class that declares any, then the others'."""
-    headings = {name: text for base in cls.__mro__ for name, text in getattr(base, "headings", {}).items()}
-    groups: dict[str, list[str]] = {}
-    heading = "Options"
-    for name in cls.model_fields:
-        heading = headings.get(name, heading)
-        groups.setdefault(heading, []).append(name)
-    own = next(names for base in cls.__mro__ if (names := inspect.get_annotations(base)))
-    return dict(sorted(groups.items(), key=lambda item: item[1][0] not in own))
 
 
 def _add_option(

@@ -44,6 +44,12 @@ def settings(prefix: str) -> SettingsConfigDict:
     )
 
 
+class Expert(str):
+    """The heading of options whose defaults serve nearly all deployments: the documents put them apart."""
+
+    __slots__ = ()
+
+
 class ServiceConfig(BaseSettings):
     """Options that every service has. Subclasses are flat, and each field has a description.
 
@@ -52,7 +58,7 @@ class ServiceConfig(BaseSettings):
 
     model_config = settings("CATENARY_")
 
-    # The options' groups in --help: the field that a group begins with, and its heading.
+    # The options' groups in --help and the documents: the field that a group begins with, and its heading.
     headings: ClassVar[Mapping[str, str]] = {"log_level": "Logs"}
 
     # The field that words without a flag set, as in `catenary up MODEL`; empty: there are none.

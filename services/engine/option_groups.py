@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from catenary.addresses import TcpAddress, parse_address
+from catenary.config import Expert
 from catenary.cpus import parse_binding
 
 
@@ -121,9 +122,9 @@ class ServicerOptions(BaseModel):
     """Options of the servicer: its watch over the core, its links to routers, limits of a sequence."""
 
     headings: ClassVar[Mapping[str, str]] = {
-        "stall_limit_s": "Health, links to routers",
-        "max_stop_token_ids": "What a request may hold",
-        "publish_kv": "KV events",
+        "stall_limit_s": Expert("Health, connections to routers"),
+        "max_stop_token_ids": Expert("Limits of requests"),
+        "publish_kv": Expert("KV events"),
     }
 
     stall_limit_s: Annotated[float, Vllm("VLLM_ENGINE_ITERATION_TIMEOUT_S")] = Field(
@@ -282,7 +283,7 @@ class GrammarOptions(BaseModel):
     """Options of constrained output: the compiler of grammars and its limits."""
 
     headings: ClassVar[Mapping[str, str]] = {
-        "grammar_backend": "Structured output",
+        "grammar_backend": Expert("Structured output"),
     }
 
     grammar_backend: Annotated[Literal["llguidance", "xgrammar"], GENERATING] = Field(

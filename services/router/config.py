@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from catenary.config import expected_one_of, settings
+from catenary.config import Expert, expected_one_of, settings
 from catenary.resume import ResumeOptions
 from catenary.rpc import RpcConfig
 from services.router.admission import QueueOptions
@@ -39,8 +39,9 @@ class RouterConfig(ResumeOptions, RpcConfig):
 
     headings: ClassVar[Mapping[str, str]] = {
         "placement": "Placement",
+        "placement_min_match": Expert("Placement: tuning of policies"),
         "max_live_sequences": "Admission",
-        "max_engines": "Engines and sessions",
+        "max_engines": Expert("Engines and sessions: limits and intervals"),
         "handover_min_tokens": "Prefill and decode on different engines",
     }
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from catenary.config import settings
+from catenary.config import Expert, settings
 from catenary.parsers import ReasoningParser, ToolParser
 from catenary.rpc import RpcConfig
 from catenary.schema import MAX_CONSTRAINT_BYTES
@@ -24,7 +24,7 @@ class TokenizerConfig(RpcConfig):
         "listen": "gRPC: addresses, secrets, TLS",
         "model_dir": "Model",
         "workers": "Workers",
-        "max_text_bytes": "What a request may hold",
+        "max_text_bytes": Expert("Limits of requests"),
         "max_constraint_bytes": "Structured output",
     }
 

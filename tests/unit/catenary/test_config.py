@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from catenary.config import (
     ConfigError,
+    Expert,
     Given,
     ServiceConfig,
     check_variables,
@@ -17,6 +18,7 @@ from catenary.config import (
     settings,
     unknown_variables,
 )
+from catenary.config.describe import option_groups
 
 
 class ExampleConfig(ServiceConfig):
@@ -245,9 +247,44 @@ def test_a_configuration_built_directly_reads_the_environment_and_is_frozen(
         config.warm = True
 
 
-def test_the_documentation_is_a_table_per_class() -> None:
+class PartOptions(BaseModel):
+    headings: ClassVar[Mapping[str, str]] = {"width": Expert("Sizes"), "name": "Names"}
+
+    width: int = Field(1, description="Width.")
+    name: str = Field("a", description="Name.")
+
+
+class GroupedConfig(PartOptions, ServiceConfig):
+    model_config = settings("CATENARY_GROUPED_")
+
+    place: str = Field("b", description="Place.")
+
+
+def test_a_group_of_options_ends_with_the_class_that_declares_it() -> None:
+    assert option_groups(GroupedConfig) == {
+        "Options": ["place"],
+        "Logs": ["log_level", "log_format"],
+        "Sizes": ["width"],
+        "Names": ["name"],
+    }
+
+
+def test_expert_options_are_documented_apart() -> None:
+    lines = options_markdown({"Grouped": GroupedConfig}).splitlines()
+    assert [line for line in lines if line.startswith("#")] == [
+        "## Grouped",
+        "### Options",
+        "### Logs",
+        "### Names",
+        "### Expert options",
+        "#### Sizes",
+    ]
+    assert lines[-1].startswith("| `--width` | `CATENARY_GROUPED_WIDTH` | `INT` | `1` | Width. |")
+
+
+def test_the_documentation_has_a_section_per_class() -> None:
     text = options_markdown({"Example": ExampleConfig, "Base": ServiceConfig})
-    assert text.count("## ") == 2
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Example", "## Base"]
     assert (
         "| `--max-model-len` | `CATENARY_EXAMPLE_MAX_MODEL_LEN` | `INT` | `64` "
         "| Longest sequence; 100% of it. |" in text
