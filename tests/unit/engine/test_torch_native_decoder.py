@@ -224,7 +224,9 @@ def test_compiled_models_are_torchs(llama: Path) -> None:
     )
     assert eager is not None
     assert compiled is None
-    with pytest.raises(DeviceError, match="quantization int8 needs the native kernels: what is compiled"):
+    with pytest.raises(
+        DeviceError, match="quantization int8 needs the native kernels: compiled and captured models"
+    ):
         CpuDevice(1, ExecutionMode.COMPILE, CpuSettings(quantization=Quantization.INT8)).native_decoder(
             open_decoder_spec(llama)
         )

@@ -101,5 +101,7 @@ def test_torch_computes_unless_it_was_asked_for() -> None:
         DeviceError, match="quantization int8 needs the native kernels: float16 is not native"
     ):
         device(Q.INT8).native_linears(torch.float16)
-    with pytest.raises(DeviceError, match="cpu-kernels native needs the native kernels: what is compiled"):
+    with pytest.raises(
+        DeviceError, match="cpu-kernels native needs the native kernels: compiled and captured models"
+    ):
         device(mode=ExecutionMode.COMPILE).native_linears(torch.float32)
