@@ -145,3 +145,23 @@ def test_the_files_that_a_change_touches_exist() -> None:
     places = {place for place in _CODE.findall(text) if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/[\w.-]*", place)}
     assert len(places) > 30
     assert {place for place in places if not (ROOT / place).exists()} == set()
+
+
+def test_paths_of_the_source_in_documents_exist() -> None:
+    missing = {
+        str(file): absent
+        for file in tracked("*.md")
+        if file.parent.name != "changelog.d"
+        and (absent := [place for place in paths_in((ROOT / file).read_text("utf-8")) if not found(place)])
+    }
+    assert missing == {}
+
+
+def paths_in(text: str) -> list[str]:
+    """Return what stands between backticks and begins with a folder of the source; `{a,b}` is one path."""
+    tops = "|".join((*GROUPS, "services", "protos", "tests", "deploy", "docs", "benchmarks", "examples"))
+    return [code for code in _CODE.findall(text) if re.fullmatch(rf"(?:{tops})/[\w./*-]*[\w/*]", code)]
+
+
+def found(place: str) -> bool:
+    return any(ROOT.glob(place.rstrip("/")))
