@@ -14,7 +14,7 @@ from services.router.fleet import BreakerState
 from tests.compat.field_issues import ISSUES
 from tests.integration.router_fakes import FakeEngine, FakeGateway, expected, running_router, spec, until
 from tests.support.engines import ScriptedEngine
-from tests.support.gateway import MODEL, script
+from tests.support.gateway import MODEL, script, tokenizer_process
 from tests.support.stack_fixtures import StartStack
 from tests.support.token_stream import TokenStream
 from tests.support.waiting import eventually
@@ -114,21 +114,27 @@ async def test_17_probes_are_answered_beside_many_streams(start_stack: StartStac
         assert (stream.status, stream.error, stream.done) == (200, None, True)
 
 
-async def test_29_a_gateway_that_was_restarted_knows_all_models(start_stack: StartStack, secrets) -> None:
-    stack = await start_stack()
-    (router,) = stack.gateway._config.router
-    other = ScriptedEngine(
-        [router],
-        secrets,
-        script=script(),
-        served_model_name="other",
-        listen=("127.0.0.1:0",),
-    )
-    await other.start()
-    try:
-        await eventually(lambda: len(stack.router.fleet) == 2, "a second engine")
-        await stack.restart_gateway()
-        models = json.loads((await stack.get("/v1/models")).body)["data"]
-        assert {model["id"] for model in models} == {MODEL, "other"}
-    finally:
-        await other.stop()
+async def test_29_a_gateway_that_was_restarted_knows_all_models(
+    start_stack: StartStack, run_dir: Path, secrets
+) -> None:
+    directory = run_dir / "further"
+    directory.mkdir()
+    with tokenizer_process(directory, flags=("--served-model-name", "other")) as (target, _):
+        stack = await start_stack(extra_tokenizers=(target,))
+        other = ScriptedEngine(
+            [f"unix:{run_dir}/router.sock"],
+            secrets,
+            script=script(),
+            served_model_name="other",
+            listen=("127.0.0.1:0",),
+        )
+        await other.start()
+        try:
+            await eventually(lambda: len(stack.router.fleet) == 2, "a second engine")
+            await stack.restart_gateway()
+            board = stack.gateway.peers.models
+            await eventually(lambda: len(list(board.names)) == 2, "two models whose tokenizers are loaded")
+            models = json.loads((await stack.get("/v1/models")).body)["data"]
+            assert {model["id"] for model in models} == {MODEL, "other"}
+        finally:
+            await other.stop()
