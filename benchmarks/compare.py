@@ -38,7 +38,7 @@ from benchmarks.peers import (
 )
 from catenary.runtime import StartRefused
 from catenary_apps.cli.output import check_file
-from services.engine.model.errors import ModelError
+from services.engine.model.checks import ModelError
 
 _BUSY = 0.3
 _RESTING = 0.03

@@ -14,9 +14,10 @@ import torch
 
 from services.engine.device import CpuDevice, Device
 from services.engine.domain import SamplingOptions
-from services.engine.runner.layout import static_counts
+from services.engine.runner.batches import static_counts
 from services.engine.sampling import RowParams, SequenceState, prepare, sample
-from services.engine.sampling.static import Stages, StaticProgram, StaticSizes, allocate
+from services.engine.sampling.static_program import StaticProgram
+from services.engine.sampling.static_stages import Stages, StaticSizes, allocate
 
 HISTORY = 512
 

@@ -33,7 +33,7 @@ from benchmarks.peers import (
     same_kind,
     table,
 )
-from services.engine.model.errors import ModelError
+from services.engine.model.checks import ModelError
 
 RECORDED = Path(__file__).with_name("smoke.json")
 STREAMS = (1, 8)

@@ -83,7 +83,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="output-not-copied",
         reason="4.2: a graph's results are overwritten by its next replay, or freed: they must be copied",
-        file="services/engine/runner/phases.py",
+        file="services/engine/runner/execution.py",
         old="                buffer.index_copy_(0, rows, values.to(buffer.dtype))",
         new="                buffer.index_copy_(0, rows, values.to(buffer.dtype))\n"
         '            object.__setattr__(buffers, "chunk", hidden)',
@@ -100,7 +100,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="int64-overflow",
         reason="4.7: in lazy mode int64 is int32, without a word",
-        file="services/engine/sampling/wide.py",
+        file="services/engine/sampling/draw.py",
         old="torch.float32: (torch.int32, 2.0**30)",
         new="torch.float32: (torch.int64, 2.0**40)",
         test=f"{_TRAPS}::test_sums_of_probabilities_fit_the_integers_of_the_device",
@@ -108,16 +108,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="cpu-fallback",
         reason="4.2 and 4.4: what has no kernel runs on the host, which no graph can hold",
-        file="services/engine/sampling/static/stages.py",
+        file="services/engine/sampling/static_stages.py",
         old="        self._search = ComparingSearch()",
-        new="        from services.engine.sampling.search import IndexedSearch\n\n"
+        new="        from services.engine.sampling.draw import IndexedSearch\n\n"
         "        self._search = IndexedSearch()",
         test=f"{_SERVED}::test_nothing_is_compiled_or_captured_after_warm_up_and_nothing_falls_back",
     ),
     Mutation(
         trap="int64-gather",
         reason="4.4: outside of lazy mode int64 is int64, which the bridge gathers on the host",
-        file="services/engine/sampling/chunks.py",
+        file="services/engine/sampling/draw.py",
         old="    return ids.to(torch.int32).gather(1, places).to(torch.int64)",
         new="    return ids.gather(1, places)",
         test=f"{_TRAPS}::test_the_largest_scores_are_found_on_the_device",
@@ -125,7 +125,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="view-update",
         reason="4.2: a graph cannot update what is older than its capture through a view",
-        file="services/engine/model/attention/layers.py",
+        file="services/engine/model/attention.py",
         old="            tensor.index_fill_(0, slots, 0)",
         new="            tensor.view(-1, block_size, *tensor.shape[1:]).index_fill_(0, blocks, 0)",
         test=f"{_TRAPS}::test_blocks_are_cleared_and_copied_in_a_graph",
@@ -234,7 +234,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="upload-in-a-step",
         reason="3.5: a tensor that the host makes in each step is a copy that the host waits for",
-        file="services/engine/runner/phases.py",
+        file="services/engine/runner/execution.py",
         old="        hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)",
         new="        tokens = tokens + torch.tensor([0], device=tokens.device)\n"
         "        hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)",
@@ -243,7 +243,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="changed-argument",
         reason="4.2: a forward's arguments are its caller's, and of a graph they are its own inputs",
-        file="services/engine/runner/phases.py",
+        file="services/engine/runner/execution.py",
         old="        hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)",
         new="        positions.add_(1)\n"
         "        hidden = self._model.decode(tokens, positions - 1, slots, blocks, owners, starts)",

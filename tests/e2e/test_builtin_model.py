@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from catenary_apps.up.deployment import EXAMPLE_QUESTION
 from services.engine.memory import read_shape
 from services.engine.model import prepare_model, read_config, read_facts, resolve_source
-from services.engine.model.gguf_header import read_gguf_config
+from services.engine.model.gguf_file import read_gguf_config
 from services.tokenizer.rendering import ChatOptions, ChatTurn, Parsers, Renderer, TurnCall, read_model_files
 from tests.support.reference import Reference
 

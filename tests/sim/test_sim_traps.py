@@ -19,10 +19,8 @@ from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, o
 from services.engine.device.sim.graphs import key
 from services.engine.device.sim.modules import acquire
 from services.engine.model.attention import LayerCache, LayerSpec
-from services.engine.sampling.chunks import largest
+from services.engine.sampling.draw import ComparingSearch, draw_wide, largest
 from services.engine.sampling.inputs import Filters
-from services.engine.sampling.search import ComparingSearch
-from services.engine.sampling.wide import draw_wide
 
 Opener = Callable[[ExecutionMode], Device]
 

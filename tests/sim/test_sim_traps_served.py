@@ -14,7 +14,7 @@ import torch
 from services.engine.core.errors import StartError
 from services.engine.device import ExecutionMode, sim
 from services.engine.graphs import Phase
-from services.engine.model.decoder.rotary import Rotary
+from services.engine.model.decoder.layers import Rotary
 from tests.support.sim_device import EAGER, Host, Misdeeds
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 

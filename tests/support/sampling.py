@@ -20,7 +20,7 @@ from services.engine.sampling import (
     unpack,
     with_masks,
 )
-from services.engine.sampling.adjust import adjust
+from services.engine.sampling.sampler import adjust
 
 CPU = CpuDevice(1)
 

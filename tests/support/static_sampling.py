@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from services.engine.device import CpuDevice, Device
 from services.engine.graphs import Graphs
 from services.engine.sampling import MaskBuffer, RowParams, SampledToken, TokenMasks, unpack
-from services.engine.sampling.static import Call, Stages, StaticProgram, StaticSizes, allocate
+from services.engine.sampling.static_program import Call, StaticProgram
+from services.engine.sampling.static_stages import Stages, StaticSizes, allocate
 
 # What reads from the device or has a shape that depends on values.
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")

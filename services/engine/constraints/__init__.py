@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from services.engine.constraints.compiler import ConstraintCompiler
-from services.engine.constraints.constraints import Constraints
+from services.engine.constraints.constraints import ConstraintCompiler, Constraints
 from services.engine.constraints.guidance import GuidanceBackend
-from services.engine.constraints.matching import (
+from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
+from services.engine.constraints.vocabulary import (
     Bits,
     ConstraintRefused,
+    Vocabulary,
+    VocabularyError,
+    read_vocabulary,
 )
-from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
-from services.engine.constraints.vocabulary import Vocabulary, VocabularyError, read_vocabulary
 from services.engine.constraints.xgrammar import open_xgrammar
 
 __all__ = [

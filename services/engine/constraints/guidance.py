@@ -17,8 +17,7 @@ from catenary.constraints import (
     parser_limits,
     to_llguidance,
 )
-from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
-from services.engine.constraints.vocabulary import Vocabulary
+from services.engine.constraints.vocabulary import Bits, ConstraintRefused, Grammar, Matcher, Vocabulary
 from services.engine.domain import ConstraintOptions
 
 _STACK_BYTES: Final = 16 * 2**20

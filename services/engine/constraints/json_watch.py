@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from catenary.constraints import ConstraintKind
-from services.engine.constraints.matching import Bits
-from services.engine.constraints.vocabulary import Vocabulary, bits_of
+from services.engine.constraints.vocabulary import Bits, Vocabulary, bits_of
 from services.engine.domain import ConstraintOptions
 
 # Numbers beyond the range of a double are of no use to most readers.

@@ -34,8 +34,8 @@ from services.engine.model import (
     prepare_model,
     read_facts,
 )
-from services.engine.model.context import why_not_longer
-from services.engine.model.fit import check_weights_fit
+from services.engine.model.facts import why_not_longer
+from services.engine.model.hf_config import check_weights_fit
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.options import EngineOptions

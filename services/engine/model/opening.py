@@ -6,8 +6,8 @@ from pathlib import Path
 
 from catenary.telemetry import get_logger
 from services.engine.device import Device
+from services.engine.model.checks import ModelError
 from services.engine.model.decoder import UnsupportedByDecoder, load_decoder
-from services.engine.model.errors import ModelError
 from services.engine.model.paged import PagedModel
 
 log = get_logger(__name__)

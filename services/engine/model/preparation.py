@@ -1,7 +1,8 @@
-"""Brings a model to this disk as a checked Hugging Face directory; a GGUF file is converted once."""
+"""Bring a model to this disk as a checked Hugging Face directory, or its config.json alone."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,20 +10,45 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from catenary.directories import NoHomeError, cache_directory
 from catenary.memory import MemoryWatch
 from catenary.runtime import module_command
-from services.engine.model import huggingface
-from services.engine.model.checks import check_directory
-from services.engine.model.errors import ModelError
+from services.engine.model.checks import ModelError, check_directory, read_config, read_config_file
 from services.engine.model.facts import read_facts
-from services.engine.model.gguf_file import check_gguf
-from services.engine.model.locks import exclusive
+from services.engine.model.gguf_file import check_gguf, read_gguf_config
 from services.engine.model.modelscope import fetch, known_directory
-from services.engine.model.sources import ModelSource, SourceKind, expanded, hub_is_offline, resolve_source
+from services.engine.model.sources import (
+    HUB_FILES,
+    ModelSource,
+    SourceKind,
+    download,
+    download_config,
+    expanded,
+    hub_is_offline,
+    resolve_source,
+)
+
+
+@contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds an exclusive lock on `path`; calls `on_wait` once if another process has it.
+
+    The kernel drops the lock with its holder, so that a killed converter never blocks the next one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 # Part of a cache entry's name: raise it when the converter writes something else.
 _CONVERTER = "2"
@@ -58,7 +84,7 @@ def prepare_model(
     if source.kind is SourceKind.GGUF:
         directory = _converted(source, cache, progress, convert_s)
     elif source.kind is SourceKind.HUB:
-        directory = huggingface.download(str(source.hub_id), progress)
+        directory = download(str(source.hub_id), progress)
     elif source.kind is SourceKind.MODELSCOPE:
         directory = _from_modelscope(source, cache, progress)
     else:
@@ -172,7 +198,7 @@ def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Pa
     hub_id = str(source.hub_id)
     if (known := known_directory(hub_id, os.environ)) is not None:
         return known
-    return _fetched(hub_id, _modelscope_root(cache), list(huggingface.FILES), progress)
+    return _fetched(hub_id, _modelscope_root(cache), list(HUB_FILES), progress)
 
 
 def _modelscope_root(cache: Path) -> Path:
@@ -195,3 +221,42 @@ def _fetched(hub_id: str, root: Path, patterns: list[str], progress: Progress) -
     except OSError as error:
         raise ModelError(f"model cache {root} cannot be written: {error.strerror}") from None
     return target
+
+
+_CONFIG = "config.json"
+
+
+def find_config(model: str, *, progress: Callable[[str], None]) -> tuple[dict[str, Any], str, Path | None]:
+    """The parsed config, the model's name and the directory of its weights, None where it has none yet.
+
+    `model`: an alias, a GGUF file, of which only the metadata is read, a directory, a config.json under any
+    name or a hub id, of which only the config is fetched. Raises ModelError, one line.
+    """
+    path = expanded(model)
+    if path.suffix.lower() == ".json" and path.is_file():
+        own = path.name == _CONFIG
+        return (
+            read_config_file(path),
+            path.resolve().parent.name if own else path.stem,
+            (path.parent if own else None),
+        )
+    source = resolve_source(model)
+    match source.kind:
+        case SourceKind.DIRECTORY:
+            directory = source.path or path
+        case SourceKind.GGUF:
+            return _gguf(source)
+        case SourceKind.HUB:
+            progress(f"fetching the config of {source.hub_id}")
+            directory = download_config(str(source.hub_id))
+        case SourceKind.MODELSCOPE:
+            directory = modelscope_config(source, progress)
+    return read_config(directory), source.name, directory
+
+
+def _gguf(source: ModelSource) -> tuple[dict[str, Any], str, Path | None]:
+    """Of a file that was converted, what the conversion wrote; else what the file says of itself."""
+    directory = converted_directory(source, default_cache_dir())
+    if directory.is_dir():
+        return read_config(directory), source.name, directory
+    return read_gguf_config(source.path or Path()), source.name, None

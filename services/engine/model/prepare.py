@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from services.engine.model.errors import ModelError, UnknownModelError
+from services.engine.model.checks import ModelError, UnknownModelError
 from services.engine.model.preparation import prepare_model
 
 

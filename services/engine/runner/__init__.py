@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from services.engine.runner.batches import KvLayout
 from services.engine.runner.copies import BlockCopies, host_bytes
-from services.engine.runner.launched import LaunchedStep, PlanError, StepResult
-from services.engine.runner.layout import KvLayout
-from services.engine.runner.prompts import TokenScore
-from services.engine.runner.runner import Runner
+from services.engine.runner.runner import LaunchedStep, PlanError, Runner, StepResult
+from services.engine.runner.tail import TokenScore
 
 __all__ = [
     "BlockCopies",

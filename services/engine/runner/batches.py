@@ -1,4 +1,4 @@
-"""Turns a step's rows into padded tensors of their bucket's static shape.
+"""A step's rows as padded tensors of their bucket's static shape, laid out in host memory and sent as one.
 
 Padding is made harmless here: padded tokens write to the padding block, padded context belongs to it, padded
 rows own no block and leave their hidden states in a row that nobody reads. Slots that are masked are zero:
@@ -7,16 +7,154 @@ the runner clears what a step begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from services.engine.bucketing import Bucket
+from services.engine.device import Device
 from services.engine.kv import BlockMove
-from services.engine.runner.layout import KvLayout
-from services.engine.runner.staging import Ints, Staged, StagingBuffer
-from services.engine.runner.tables import BlockTables
-from services.engine.scheduler import DecodeRow, PrefillChunk
+from services.engine.sampling import MaskBuffer
+from services.engine.scheduler import DecodeRow, PrefillChunk, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The flat caches: `num_blocks` blocks of the pool, then the padding block.
+
+    `contiguous`: a decode reads the caches' first blocks as one slice, whoever owns them.
+    """
+
+    block_size: int
+    num_blocks: int
+    contiguous: bool = False
+
+    @property
+    def padding_block(self) -> int:
+        """Id of the block that takes the writes of padding."""
+        return self.num_blocks
+
+    @property
+    def padding_start(self) -> int:
+        """First slot of the padding block: slots from here on belong to nobody."""
+        return self.num_blocks * self.block_size
+
+
+def static_counts(largest: int) -> tuple[int, ...]:
+    """The counts that shapes may have: the powers of two below `largest`, and `largest`."""
+    powers = (1 << exponent for exponent in range(largest.bit_length()))
+    return (*(power for power in powers if power < largest), largest)
+
+
+def padded_count(count: int, counts: tuple[int, ...]) -> int:
+    """The smallest of the rising `counts` that holds `count`. Raises ValueError if none does."""
+    index = bisect_left(counts, count)
+    if index == len(counts):
+        raise ValueError(f"a step has {count} rows and its shapes hold {counts[-1]}")
+    return counts[index]
+
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+# Sections begin at multiples of so many numbers, 128 bytes: accelerators read aligned memory faster.
+_ALIGNMENT = 16
+_FIRST_CAPACITY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Inputs on the device: sections (start, length) of one int64 tensor, the only input of a graph."""
+
+    tensor: torch.Tensor
+    sections: tuple[tuple[int, int], ...]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The sections."""
+        return _split(self.sections, self.tensor)
+
+    def taking(self, forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
+        """`forward`, which takes the sections, as a function of the one tensor: it is cut up inside."""
+        sections = self.sections
+        return lambda tensor: forward(*_split(sections, tensor))
+
+
+def _split(sections: tuple[tuple[int, int], ...], tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor[start : start + length] for start, length in sections)
+
+
+class StagingBuffer:
+    """One group of int64 inputs. It may be filled again once the step that was sent from it is finished."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = device.host_buffer(_FIRST_CAPACITY)
+        self._sections: list[tuple[int, int]] = []
+
+    def lay_out(self, *lengths: int) -> tuple[Ints, ...]:
+        """Sections of these lengths to be filled by the caller; what they hold before is undefined."""
+        self._sections = []
+        end = 0
+        for length in lengths:
+            self._sections.append((end, length))
+            end += -(-length // _ALIGNMENT) * _ALIGNMENT
+        if end > self._host.numel():
+            # What was sent from the old one keeps it alive.
+            self._host = self._device.host_buffer(1 << (end - 1).bit_length())
+        array: Ints = self._host.numpy()
+        return tuple(array[start : start + length] for start, length in self._sections)
+
+    def send(self) -> Staged:
+        """The sections on the device, after one copy."""
+        start, length = self._sections[-1]
+        return Staged(self._device.to_device(self._host[: start + length]), tuple(self._sections))
+
+
+class StepStaging:
+    """The groups of one step."""
+
+    def __init__(self, device: Device) -> None:
+        self.prefill = StagingBuffer(device)
+        self.prompts = StagingBuffer(device)
+        self.decode = StagingBuffer(device)
+        self.moves = StagingBuffer(device)
+        self.clear = StagingBuffer(device)
+        self.rows = StagingBuffer(device)
+        self.masks = MaskBuffer(device)
+
+
+_FIRST_WIDTH = 16
+
+
+class BlockTables:
+    """Row `sequence.row` holds the first blocks of the table of the sequence that has the row now.
+
+    A table list only grows, and another list takes its place when a sequence gets other blocks: so an update
+    copies what is new.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.ids: Ints = np.zeros((rows, _FIRST_WIDTH), dtype=np.int64)
+        self._tables: list[list[int] | None] = [None] * rows
+        self._known = [0] * rows
+
+    def update(self, sequence: Sequence, count: int) -> None:
+        """Makes the first `count` blocks of the sequence's table known."""
+        row, table = sequence.row, sequence.block_table
+        if self._tables[row] is not table:
+            self._tables[row] = table
+            self._known[row] = 0
+        known = self._known[row]
+        if known < count:
+            while count > self.ids.shape[1]:
+                self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)), axis=1)
+            self.ids[row, known:count] = table[known:count]
+            self._known[row] = count
+
 
 # In place of a token that is still on the device.
 PENDING = -1
@@ -30,7 +168,7 @@ class BatchBuilder:
         self._tables = tables
         self._spare_row = spare_row
 
-    def prefill(self, chunks: Sequence[PrefillChunk], bucket: Bucket, staging: StagingBuffer) -> Staged:
+    def prefill(self, chunks: Items[PrefillChunk], bucket: Bucket, staging: StagingBuffer) -> Staged:
         """The first five arguments of `PagedModel.prefill`, the fourth one flat, then picks and targets,
         int64 [B] each.
 
@@ -68,7 +206,7 @@ class BatchBuilder:
         return staging.send()
 
     def decode(
-        self, rows: Sequence[DecodeRow], bucket: Bucket, first_target: int, staging: StagingBuffer
+        self, rows: Items[DecodeRow], bucket: Bucket, first_target: int, staging: StagingBuffer
     ) -> Staged:
         """The arguments of `PagedModel.decode`, then rows of last tokens and targets, int64 [B] each.
 
@@ -99,7 +237,7 @@ class BatchBuilder:
         self._fill_blocks(table, last_rows[:count], last_block + 1, (blocks, owners, starts), batch)
         return staging.send()
 
-    def moves(self, moves: Sequence[BlockMove], count: int, staging: StagingBuffer) -> Staged:
+    def moves(self, moves: Items[BlockMove], count: int, staging: StagingBuffer) -> Staged:
         """Sources, targets and tokens of block copies, int64 [count] each, padded with the padding block."""
         sources, targets, tokens = staging.lay_out(count, count, count)
         size = self._layout.block_size
@@ -145,7 +283,7 @@ class BatchBuilder:
         return np.arange(count) % self._layout.block_size + self._layout.padding_start
 
 
-def begun_by_prefill(chunks: Sequence[PrefillChunk], layout: KvLayout) -> list[int]:
+def begun_by_prefill(chunks: Items[PrefillChunk], layout: KvLayout) -> list[int]:
     """Blocks that these chunks begin and do not fill: at most one each, its last."""
     size = layout.block_size
     return [
@@ -155,7 +293,7 @@ def begun_by_prefill(chunks: Sequence[PrefillChunk], layout: KvLayout) -> list[i
     ]
 
 
-def begun_by_decode(rows: Sequence[DecodeRow], layout: KvLayout) -> list[int]:
+def begun_by_decode(rows: Items[DecodeRow], layout: KvLayout) -> list[int]:
     """Blocks of which these rows write the first slot."""
     size = layout.block_size
     return [row.sequence.block_table[row.position // size] for row in rows if not row.position % size]

@@ -12,7 +12,7 @@ import torch
 from services.engine.device import Device, HostCopy, Submitted
 from services.engine.graphs import Graphs, Phase
 from services.engine.model.paged import PagedModel
-from services.engine.runner.layout import KvLayout
+from services.engine.runner.batches import KvLayout
 
 # One copy moves so many bytes, or one block: large enough for the way to the device, and soon over for a step
 # that waits behind it.

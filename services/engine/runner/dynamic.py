@@ -10,12 +10,9 @@ import torch
 
 from services.engine.device import Chooser, Device, Forward, HostCopy
 from services.engine.graphs import Graphs, Phase
-from services.engine.runner.batches import BatchBuilder
-from services.engine.runner.layout import padded_count
-from services.engine.runner.phases import Phases
-from services.engine.runner.prompts import PromptRequests, request_scores, slice_rows
-from services.engine.runner.staging import Staged
-from services.engine.runner.tail import StepParts, TailRequest
+from services.engine.runner.batches import BatchBuilder, Staged, padded_count
+from services.engine.runner.execution import Phases
+from services.engine.runner.tail import PromptRequests, StepParts, TailRequest, request_scores, slice_rows
 from services.engine.sampling import (
     MaskBuffer,
     SamplerInputs,

@@ -1,32 +1,159 @@
-"""Executes step plans: forwards in their buckets' static shapes, then one sampling pass."""
+"""Execute step plans: forwards in their buckets' static shapes, then one sampling pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, Submitted, failed
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
-from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.batches import (
+    BatchBuilder,
+    BlockTables,
+    KvLayout,
+    StepStaging,
+    begun_by_decode,
+    begun_by_prefill,
+    padded_count,
+    static_counts,
+)
 from services.engine.runner.copies import BlockCopies
 from services.engine.runner.dynamic import DynamicTails
-from services.engine.runner.execution import StepExecutor, StepInputs
-from services.engine.runner.launched import LaunchedStep, PlanError
-from services.engine.runner.layout import KvLayout, padded_count, static_counts
-from services.engine.runner.phases import Phases
-from services.engine.runner.prompts import scored_tokens
-from services.engine.runner.rows import row_params
-from services.engine.runner.staging import StepStaging
+from services.engine.runner.execution import Phases, StepExecutor, StepInputs
 from services.engine.runner.static import StaticTails
-from services.engine.runner.tables import BlockTables
-from services.engine.runner.tail import NoTail, StepCopy, TailRequest, Tails
-from services.engine.sampling import MaskBuffer, RowParams, SequenceStates, TokenMasks
-from services.engine.scheduler import StepPlan
+from services.engine.runner.tail import (
+    NoTail,
+    PromptScores,
+    StepCopy,
+    TailRequest,
+    Tails,
+    read_scores,
+    scored_tokens,
+)
+from services.engine.sampling import (
+    MaskBuffer,
+    RowParams,
+    SampledToken,
+    SequenceStates,
+    TokenMasks,
+    read_best,
+    unpack,
+)
+from services.engine.scheduler import Sequence, StepPlan
 from services.engine.tracing import StepTracer
+
+
+def row_params(plan: StepPlan, states: SequenceStates) -> list[RowParams]:
+    """Parameters of the sampling rows, in the order of `StepPlan.sampling()`."""
+
+    rows: list[RowParams] = []
+    for chunk in plan.prefills:
+        if chunk.samples:
+            # A prompt's tokens are all known; the newest of a decoding sequence may still be on the device.
+            rows.append(_row(chunk.sequence, chunk.end, chunk.mask_stops, None, states))
+    for one in plan.decodes:
+        sequence = one.sequence
+        pending_row = sequence.row if one.token is None else None
+        rows.append(_row(sequence, one.position + 1, one.mask_stops, pending_row, states))
+    return rows
+
+
+def _row(
+    sequence: Sequence, position: int, mask_stops: bool, pending_row: int | None, states: SequenceStates
+) -> RowParams:
+    params = sequence.params
+    state = states.get(sequence.row, params.sampling, sequence.token_ids, sequence.prompt_len)
+    masked = params.stop_ids if mask_stops and not sequence.constrained else ()
+    return RowParams(state, position, masked, pending_row, sequence.group is not None)
+
+
+class PlanError(Exception):
+    """A defect: a plan that does not fit its buckets, or a step that comes too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave.
+
+    sampled: one entry for each sequence of `StepPlan.sampling()`, in its order. broken: sequences of which a
+    prefill wrote KV that is not a number; what else the step gave for them is void. prompts: scores of prompt
+    tokens, of those that asked.
+    """
+
+    sampled: tuple[tuple[Sequence, SampledToken], ...]
+    broken: tuple[Sequence, ...] = ()
+    prompts: tuple[PromptScores, ...] = ()
+
+
+class LaunchedStep:
+    """A step that the device computes or will compute. Steps finish in the order of their launch.
+
+    `wait`: returns once its result may be asked for.
+    `number` counts launched steps from 1. One of which the device has the forwards alone has no `work` yet,
+    and `rest` submits what is left.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: StepPlan,
+        rows: list[RowParams],
+        wait: Callable[[], None],
+        work: Submitted[StepCopy] | None = None,
+        rest: Callable[[TokenMasks | None], Submitted[StepCopy]] | None = None,
+    ) -> None:
+        self.number = number
+        self.plan = plan
+        self._rows = rows
+        self._wait = wait
+        self._work = work
+        self._rest = rest
+        self.finished = False
+
+    @property
+    def awaits_masks(self) -> bool:
+        """True until `sample` of a step that was launched in part."""
+        return self._rest is not None
+
+    def sample(self, masks: TokenMasks | None) -> None:
+        """Gives the device the rest of the step. `masks` of its rows, None: nothing is masked after all.
+
+        What goes wrong is raised by `result`. Call it once, if `awaits_masks`, before another launch.
+        """
+        if self._rest is None:
+            raise PlanError("the rest of a step is launched twice")
+        self._work, self._rest = self._rest(masks), None
+
+    def result(self) -> StepResult:
+        """Waits for the step. Raises what it raised."""
+        if self._work is None:
+            raise PlanError("a step is awaited that was launched in part")
+        try:
+            self._wait()
+            parts = self._work.result().wait()
+        finally:
+            self.finished = True
+        broken = () if parts.harmless is None else self._broken(parts.harmless)
+        prompts = () if parts.prompts is None else read_scores(parts.prompts, self.plan.prefills)
+        if parts.best is not None:
+            tokens = read_best(*parts.best)
+        elif parts.samples is not None:
+            tokens = unpack(parts.samples, self._rows)
+        else:
+            return StepResult((), broken, prompts)
+        return StepResult(tuple(zip(self.plan.sampling(), tokens, strict=True)), broken, prompts)
+
+    def _broken(self, harmless: torch.Tensor) -> tuple[Sequence, ...]:
+        # Rows of padding follow.
+        good = harmless.tolist()[: len(self.plan.prefills)]
+        return tuple(chunk.sequence for chunk, fine in zip(self.plan.prefills, good, strict=True) if not fine)
 
 
 class Runner:
@@ -45,7 +172,7 @@ class Runner:
         *,
         max_num_seqs: int,
         max_block_moves: int = 1,
-        prefill_buckets: Sequence[Bucket] = (),
+        prefill_buckets: Items[Bucket] = (),
         beams: bool = False,
         tracer: StepTracer | None = None,
     ) -> None:
@@ -75,7 +202,7 @@ class Runner:
         """The model's, as far as torch's modules compute it."""
         return self._model.modules
 
-    def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket], *, beams: bool) -> Tails:
+    def _make_tails(self, row_counts: tuple[int, ...], prefill: Items[Bucket], *, beams: bool) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
         if not device.static_shapes:
             return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)

@@ -8,17 +8,17 @@ from typing import Any
 from services.engine.device import Device, Forward, HostCopy
 from services.engine.graphs import Graphs, Phase
 from services.engine.model.paged import PagedModel
-from services.engine.runner.phases import Phases
-from services.engine.runner.prompts import scored_places, slice_rows
-from services.engine.runner.tail import StepParts, TailRequest
-from services.engine.sampling import MaskBuffer, TokenMasks
-from services.engine.sampling.static import (
+from services.engine.runner.execution import Phases
+from services.engine.runner.tail import StepParts, TailRequest, scored_places, slice_rows
+from services.engine.sampling import (
     Call,
+    MaskBuffer,
     SamplingCalls,
     Stages,
     StaticBuffers,
     StaticProgram,
     StaticSizes,
+    TokenMasks,
     allocate,
 )
 

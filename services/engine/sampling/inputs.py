@@ -7,6 +7,7 @@ changes nothing. Which lists are there at all follows from the rows' options, ne
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,10 +15,71 @@ import numpy as np
 import torch
 
 from services.engine.device import Device
-from services.engine.sampling.masks import MaskBuffer, TokenMasks
-from services.engine.sampling.numbers import uniforms
-from services.engine.sampling.rows import RowParams
-from services.engine.sampling.state import Floats, Int64s
+from services.engine.sampling.rows import Floats, Int64s, RowParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """In row rows[m] of a step those tokens may follow whose bit is set in bits[m], the lowest bit first.
+
+    bits int32 [M, W], with W * 32 at least the width of the logits.
+    """
+
+    rows: list[int]
+    bits: np.ndarray[Any, np.dtype[np.int32]]
+
+    def take(self, index: list[int]) -> TokenMasks:
+        """Those of these indexes into `rows`, any of them several times."""
+        if index == list(range(len(self.rows))):
+            return self
+        return TokenMasks([self.rows[i] for i in index], self.bits[index])
+
+
+class MaskBuffer:
+    """Host memory that masks are sent from, cleared when the device has no use any more for what was sent."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = torch.empty(0, dtype=torch.bool)
+        self._used = 0
+
+    def clear(self) -> None:
+        """From now on it may be filled again."""
+        self._used = 0
+
+    def send(self, masks: TokenMasks, vocab_size: int) -> torch.Tensor:
+        """One byte for each token, bool [M, vocab_size]: shifts of integers are slow on some devices."""
+        bits = masks.bits.view(np.uint8)
+        flat = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+        if self._used + flat.size > self._host.numel():
+            # What was sent from the old one keeps it alive.
+            self._host = self._device.host_buffer(-(-2 * flat.size // 8)).view(torch.bool)
+            self._used = 0
+        part = self._host[self._used : self._used + flat.size].view(flat.shape)
+        part.numpy()[:] = flat
+        self._used += flat.size
+        return self._device.to_device(part)
+
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+_MASK: Final = (1 << 64) - 1
+
+
+def uniforms(seeds: Iterable[int], positions: Iterable[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """`catenary.seeds.uniform` of each pair, which costs the host ten times as much row by row."""
+    words = _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64))
+    words = _mix(words ^ np.fromiter(positions, dtype=np.uint64))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(words: Words) -> Words:
+    """One splitmix64 step. Arrays of 64-bit words wrap around, as it wants."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
 
 _LEAST_ENTRIES: Final = 16
 

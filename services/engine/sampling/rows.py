@@ -1,15 +1,136 @@
-"""What sampling takes and gives for each row of logits."""
+"""The parameters and results of sampling for each row, and a sequence's state from step to step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from collections.abc import Sequence as Ids
 from enum import IntEnum
+from typing import Any, Final
 
+import numpy as np
 import torch
 from msgspec import Struct
 
-from services.engine.sampling.state import SequenceState
+from services.engine.domain import SamplingOptions
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+_FIRST_CAPACITY: Final = 64
+
+
+class TokenCounts:
+    """The different tokens of a growing sequence and how often each was generated."""
+
+    def __init__(self, token_ids: Ids[int], prompt_len: int) -> None:
+        self._token_ids = token_ids
+        self._prompt_len = prompt_len
+        self._seen = 0
+        self._index: dict[int, int] = {}
+        self._ids: Int64s = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._generated: Floats = np.zeros(_FIRST_CAPACITY, dtype=np.float32)
+
+    def generated(self, token: int) -> float:
+        """How often a token is in the output that `update` has counted, -1 if not in the prompt either."""
+        index = self._index.get(token)
+        return -1.0 if index is None else float(self._generated[index])
+
+    def update(self) -> tuple[Int64s, Floats]:
+        """Counts what was appended since the last call.
+
+        Returns the ids of prompt and output, each once, and how often each is in the output.
+        """
+        for position in range(self._seen, len(self._token_ids)):
+            token = self._token_ids[position]
+            index = self._index.setdefault(token, len(self._index))
+            if index == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._generated = np.concatenate((self._generated, np.zeros_like(self._generated)))
+            self._ids[index] = token
+            if position >= self._prompt_len:
+                self._generated[index] += 1
+        self._seen = len(self._token_ids)
+        count = len(self._index)
+        return self._ids[:count], self._generated[:count]
+
+
+class SequenceState:
+    """A sequence's options, prepared, and the counts of its tokens.
+
+    `token_ids` is the sequence's own list, which grows. Ids must be below the vocabulary's size. The first
+    `biases` edits are those of `logit_bias`, with each id once; the others are bans.
+    """
+
+    __slots__ = (
+        "allowed",
+        "biases",
+        "counts",
+        "edit_ids",
+        "edit_values",
+        "greedy",
+        "options",
+        "penalized",
+        "phrases",
+        "simple",
+        "token_ids",
+    )
+
+    def __init__(self, options: SamplingOptions, token_ids: Ids[int], prompt_len: int) -> None:
+        self.options = options
+        self.token_ids = token_ids
+        self.greedy = options.temperature == 0.0
+        # What is added to logits at every step.
+        self.biases = len(options.logit_bias)
+        edits = [*options.logit_bias, *[(word[0], -np.inf) for word in options.bad_words if len(word) == 1]]
+        self.edit_ids = np.array([token for token, _ in edits], dtype=np.int64)
+        self.edit_values = np.array([value for _, value in edits], dtype=np.float32)
+        self.phrases = tuple(word for word in options.bad_words if len(word) > 1)
+        self.allowed = np.array(options.allowed_token_ids, dtype=np.int64)
+        self.penalized = bool(
+            options.presence_penalty or options.frequency_penalty or options.repetition_penalty != 1.0
+        )
+        self.counts = TokenCounts(token_ids, prompt_len) if self.penalized else None
+        # The best token is taken as it is, and nothing more is told of it.
+        self.simple = (
+            self.greedy
+            and not (edits or self.phrases or self.penalized or options.allowed_token_ids)
+            and options.top_logprobs < 0
+        )
+
+    def is_filtered(self, vocab_size: int) -> bool:
+        """True if a filter may leave less than the whole vocabulary."""
+        options = self.options
+        return options.top_p < 1 or options.min_p > 0 or 0 < options.top_k < vocab_size
+
+    def completions(self, *, pending: bool) -> list[tuple[int, int]]:
+        """Tokens that would complete a bad word of several tokens now, each with the condition for it.
+
+        The condition is the pending token that has to come before; -1 is none. Without a pending token all
+        that counts is known here.
+        """
+        found: list[tuple[int, int]] = []
+        for word in self.phrases:
+            known = word[:-2] if pending else word[:-1]
+            start = len(self.token_ids) - len(known)
+            if start >= 0 and tuple(self.token_ids[start:]) == known:
+                found.append((word[-1], word[-2] if pending else -1))
+        return found
+
+
+class SequenceStates:
+    """The states of the running sequences, by their row."""
+
+    def __init__(self, rows: int) -> None:
+        self._states: list[SequenceState | None] = [None] * rows
+
+    def get(self, row: int, options: SamplingOptions, token_ids: Ids[int], prompt_len: int) -> SequenceState:
+        """The state of the sequence that has this row now; made anew if another one had it before."""
+        state = self._states[row]
+        if state is None or state.token_ids is not token_ids:
+            state = self._states[row] = SequenceState(options, token_ids, prompt_len)
+        return state
+
 
 # Columns of a packed result before the ids and values of the alternatives.
 PACKED_HEAD = 3

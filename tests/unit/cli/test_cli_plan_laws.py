@@ -17,7 +17,7 @@ from catenary_apps.plan.config import PlanConfig
 from catenary_apps.plan.planning import make_plan
 from services.engine.memory import WeightScheme, read_shape, stored_scheme
 from services.engine.model import ModelError
-from services.engine.model.gguf_header import read_gguf_config
+from services.engine.model.gguf_file import read_gguf_config
 from tests.support.llama_config import LLAMA
 
 R1: dict[str, Any] = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from catenary.constraints import ConstraintKind
 from services.engine.constraints import ConstraintRefused, GuidanceBackend, open_xgrammar
-from services.engine.constraints.matching import Grammar, GrammarBackend
+from services.engine.constraints.vocabulary import Grammar, GrammarBackend
 from services.engine.domain import ConstraintOptions
 from tests.support.constrained import tiny_vocabulary
 from tests.support.tiny_tokenizer import byte_ids

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.engine.model.errors import ModelError
+from services.engine.model.checks import ModelError
 from services.engine.model.gguf_file import check_gguf, read_gguf_header
 from services.engine.model.sources import resolve_source
 

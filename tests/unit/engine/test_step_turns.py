@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from services.engine.runner.turns import StepTurns
+from services.engine.runner.execution import StepTurns
 
 
 def waits(turns: StepTurns, step: int) -> bool:

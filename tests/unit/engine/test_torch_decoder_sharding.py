@@ -12,14 +12,14 @@ from torch import nn
 from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
-from services.engine.model.decoder.experts import ExpertMlp
-from services.engine.model.decoder.linears import (
+from services.engine.model.decoder.layers import (
     ColumnParallelLinear,
+    ExpertMlp,
+    GatedMlp,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from services.engine.model.decoder.mlp import GatedMlp
 from services.engine.model.loading import Slot
 
 HIDDEN = 16

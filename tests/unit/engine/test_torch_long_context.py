@@ -9,7 +9,7 @@ import pytest
 
 from services.engine.core.errors import StartError
 from services.engine.core.startup import start_engine
-from services.engine.model.context import why_not_longer
+from services.engine.model.facts import why_not_longer
 from tests.support.moved import Moved, moved
 from tests.support.torch_engine import save_tiny_model, tiny_options
 

@@ -22,9 +22,8 @@ from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
 from services.engine.core.startup import start_engine
 from services.engine.model import ModelError, UnknownModelError, prepare_model, read_config, read_facts
-from services.engine.model.huggingface import reason_of
 from services.engine.model.prepare import main as prepare_main
-from services.engine.model.sources import resolve_source
+from services.engine.model.sources import reason_of, resolve_source
 from services.engine.options import EngineOptions
 from tests.support.torch_engine import save_tiny_model, tiny_options
 

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from services.engine.bucketing import Bucket
 from services.engine.device import CpuDevice
 from services.engine.domain import SamplingOptions
-from services.engine.runner.batches import PENDING, BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.batches import (
+    PENDING,
+    BatchBuilder,
+    BlockTables,
+    KvLayout,
+    StagingBuffer,
+    begun_by_decode,
+    begun_by_prefill,
+    padded_count,
+    static_counts,
+)
 from services.engine.runner.dynamic import PackedCopy
-from services.engine.runner.layout import KvLayout, padded_count, static_counts
-from services.engine.runner.prompts import request_scores, slice_rows
-from services.engine.runner.staging import StagingBuffer
-from services.engine.runner.tables import BlockTables
+from services.engine.runner.tail import request_scores, slice_rows
 from services.engine.scheduler import DecodeRow, PrefillChunk, Sequence, SequenceParams
 
 DEVICE = CpuDevice(1)

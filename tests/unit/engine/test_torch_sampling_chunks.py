@@ -7,8 +7,15 @@ import math
 import pytest
 import torch
 
-from services.engine.sampling.chunks import first_argmax, invert, largest, total
-from services.engine.sampling.search import ComparingSearch, IndexedSearch, Search
+from services.engine.sampling.draw import (
+    ComparingSearch,
+    IndexedSearch,
+    Search,
+    first_argmax,
+    invert,
+    largest,
+    total,
+)
 
 WIDTHS = [1, 2, 63, 64, 65, 127, 128, 129, 511, 512, 513, 640, 8191, 8192, 8193, 9001]
 SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]

@@ -20,12 +20,17 @@ from transformers import (
 from catenary.seeds import uniform
 from services.engine.device import CpuDevice
 from services.engine.domain import SamplingOptions
-from services.engine.sampling.chunks import invert
-from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain
-from services.engine.sampling.inputs import Draws, Filters
-from services.engine.sampling.numbers import uniforms
-from services.engine.sampling.search import ComparingSearch, IndexedSearch, Search
-from services.engine.sampling.wide import draw_wide
+from services.engine.sampling.draw import (
+    ComparingSearch,
+    IndexedSearch,
+    Scaled,
+    Search,
+    draw_filtered,
+    draw_plain,
+    draw_wide,
+    invert,
+)
+from services.engine.sampling.inputs import Draws, Filters, uniforms
 from tests.support.sampling import CPU, row, run
 
 SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]

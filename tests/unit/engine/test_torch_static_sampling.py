@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.device import CpuDevice
-from services.engine.runner.layout import static_counts
+from services.engine.runner.batches import static_counts
 from services.engine.sampling import RowStatus, SampledToken
-from services.engine.sampling.static import StaticProgram
+from services.engine.sampling.static_program import StaticProgram
 from tests.support.graph_device import GraphDevice
 from tests.support.sampling import row, run
 from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_masks, random_row

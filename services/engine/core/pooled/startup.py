@@ -17,7 +17,7 @@ from services.engine.device import Device, DeviceError
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.memory import InsufficientMemory
 from services.engine.model import ModelError, Task, check_directory, class_labels, read_facts
-from services.engine.model.fit import check_weights_fit
+from services.engine.model.hf_config import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.options import EngineOptions
 from services.engine.tracing import StepTracer

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from services.engine.model.decoder.config import spec_from_config
-from services.engine.model.decoder.decoder import Decoder
-from services.engine.model.decoder.errors import UnsupportedByDecoder
-from services.engine.model.decoder.names import CLASSES
-from services.engine.model.decoder.native_model import NativeDecoderModel
-from services.engine.model.decoder.opening import load_decoder
-from services.engine.model.decoder.paged_model import DecoderModel
-from services.engine.model.decoder.shard import Shard
-from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec
+from services.engine.model.decoder.decoder import Decoder, DecoderModel
+from services.engine.model.decoder.native import NativeDecoderModel
+from services.engine.model.decoder.opening import CLASSES, load_decoder
+from services.engine.model.decoder.spec import (
+    DecoderSpec,
+    ExpertSpec,
+    LayerPlan,
+    RopeSpec,
+    Shard,
+    UnsupportedByDecoder,
+)
 
 __all__ = [
     "CLASSES",

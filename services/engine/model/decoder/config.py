@@ -1,8 +1,11 @@
-"""From a checkpoint's config to the spec of our decoder."""
+"""From a checkpoint's config to the spec of our decoder, judged key by key for its family."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,10 +13,240 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.engine.device import ACTIVATIONS
-from services.engine.model.decoder.errors import UnsupportedByDecoder
-from services.engine.model.decoder.families import FAMILIES, Family, Windows
-from services.engine.model.decoder.keys import check_keys, check_rope_keys
-from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec
+from services.engine.model.decoder.spec import (
+    DecoderSpec,
+    ExpertSpec,
+    LayerPlan,
+    RopeSpec,
+    UnsupportedByDecoder,
+)
+
+
+class Windows(Enum):
+    """Which layers look back no further than `sliding_window`."""
+
+    NONE = "none"
+    ALL = "all"
+    BY_LAYER_TYPE = "by layer type"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model_type.
+
+    keys: config keys that are read beside the common ones, by us or by transformers' config class. only: keys
+    that are known with one value alone. flags: fields of DecoderSpec that follow from the family itself.
+    """
+
+    keys: frozenset[str] = frozenset()
+    only: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    windows: Windows = Windows.NONE
+    rope_by_layer_type: bool = False
+    partial_rotary: bool = False
+    activation: str = "hidden_act"
+
+
+_QWEN_WINDOW = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+_GEMMA = {"unit_offset_norm": True, "embedding_rounded": True}
+_SANDWICHED = {**_GEMMA, "sandwich_norms": True}
+_GEMMA_KEYS = frozenset(
+    {
+        "attention_bias",
+        "hidden_activation",
+        "query_pre_attn_scalar",
+        "sliding_window",
+        "layer_types",
+        "final_logit_softcapping",
+    }
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(keys=frozenset({"attention_bias", "mlp_bias"}), only={"rope_interleaved": False}),
+        # llama with names of its own for the biases.
+        "internlm3": Family(keys=frozenset({"attention_bias", "mlp_bias", "qkv_bias", "bias"})),
+        "qwen2": Family(keys=_QWEN_WINDOW, windows=Windows.BY_LAYER_TYPE, flags={"qkv_bias": True}),
+        "qwen3": Family(
+            keys=_QWEN_WINDOW | {"attention_bias"},
+            windows=Windows.BY_LAYER_TYPE,
+            flags={"qk_norm": True},
+        ),
+        "qwen3_moe": Family(
+            # transformers knows the windowed layers of this one by `use_sliding_window` alone.
+            keys=_QWEN_WINDOW - {"layer_types"}
+            | {
+                "attention_bias",
+                "decoder_sparse_step",
+                "mlp_only_layers",
+                "moe_intermediate_size",
+                "norm_topk_prob",
+                "num_experts",
+                "num_experts_per_tok",
+                "num_local_experts",
+            },
+            windows=Windows.ALL,
+            flags={"qk_norm": True},
+        ),
+        "mistral": Family(keys=frozenset({"sliding_window"}), windows=Windows.ALL),
+        "mixtral": Family(
+            keys=frozenset({"sliding_window", "num_experts", "num_experts_per_tok", "num_local_experts"}),
+            windows=Windows.ALL,
+        ),
+        "phi3": Family(
+            keys=frozenset({"sliding_window", "original_max_position_embeddings", "partial_rotary_factor"}),
+            windows=Windows.ALL,
+            partial_rotary=True,
+        ),
+        "granite": Family(
+            keys=frozenset(
+                {
+                    "attention_bias",
+                    "attention_multiplier",
+                    "embedding_multiplier",
+                    "logits_scaling",
+                    "mlp_bias",
+                    "residual_multiplier",
+                }
+            )
+        ),
+        "gemma": Family(
+            keys=frozenset({"attention_bias"}),
+            only={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
+            flags=_GEMMA,
+        ),
+        "gemma2": Family(
+            keys=_GEMMA_KEYS | {"attn_logit_softcapping"},
+            only={"use_bidirectional_attention": False},
+            flags=_SANDWICHED,
+            windows=Windows.BY_LAYER_TYPE,
+            activation="hidden_activation",
+        ),
+        "gemma3_text": Family(
+            keys=_GEMMA_KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
+            only={"use_bidirectional_attention": False},
+            flags={**_SANDWICHED, "qk_norm": True},
+            windows=Windows.BY_LAYER_TYPE,
+            rope_by_layer_type=True,
+            activation="hidden_activation",
+        ),
+    }
+)
+
+
+# Read for every family, the older names of rope_parameters by transformers' config classes.
+_COMMON = frozenset(
+    {
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tie_word_embeddings",
+        "vocab_size",
+    }
+)
+
+# What a forward for serving computes does not depend on them, nor on notes and single tokens' ids.
+_NEUTRAL = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "auto_map",
+        "cache_implementation",
+        "do_sample",
+        "dtype",
+        "embd_pdrop",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "max_length",
+        "max_sequence_length",
+        "min_length",
+        "model_type",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pretraining_tp",
+        "problem_type",
+        "repetition_penalty",
+        "resid_pdrop",
+        "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+
+_ROPE = frozenset(
+    {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "long_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "rope_theta",
+        "rope_type",
+        "short_factor",
+        "truncate",
+        "type",
+    }
+)
+
+
+def check_keys(raw: Mapping[str, Any], config: PreTrainedConfig, family: Family) -> None:
+    """Compares config.json with what the family understands. Raises UnsupportedByDecoder naming a key."""
+    defaults = type(config)()
+    known = _COMMON | _NEUTRAL | family.keys
+    for key, value in raw.items():
+        if key in known or key.startswith("_") or key.endswith("_token_id"):
+            continue
+        if value is None or value == getattr(defaults, key, None):
+            continue
+        if key not in family.only or value != family.only[key]:
+            raise UnsupportedByDecoder(config.model_type, f"{key} = {_shown(value)}")
+
+
+def check_rope_keys(parameters: Mapping[str, Any], config: PreTrainedConfig, family: Family) -> None:
+    """The same for the parameters of one rotary embedding."""
+    for key, value in parameters.items():
+        if key in _ROPE or value is None:
+            continue
+        if key == "partial_rotary_factor" and (family.partial_rotary or value == 1):
+            continue
+        raise UnsupportedByDecoder(config.model_type, f"{key} = {_shown(value)} of its rotary embedding")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
 
 _SLIDING = "sliding_attention"
 # Grouped products want rows of whole 16 bytes.

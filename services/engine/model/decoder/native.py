@@ -1,12 +1,14 @@
-"""Our decoder as a device takes it that computes all layers by itself."""
+"""Our decoder where a device computes all layers by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from services.engine.device import (
+    Device,
+    NativeDecoder,
     NativeExperts,
     NativeLayer,
     NativeLinear,
@@ -14,12 +16,9 @@ from services.engine.device import (
     NativeRope,
     NativeSpec,
 )
-from services.engine.model.decoder.decoder import Decoder
-from services.engine.model.decoder.experts import ExpertMlp
-from services.engine.model.decoder.layer import DecoderLayer
-from services.engine.model.decoder.linears import ShardedLinear
-from services.engine.model.decoder.mlp import GatedMlp
-from services.engine.model.decoder.norms import RmsNorm
+from services.engine.model.attention import LayerCache
+from services.engine.model.decoder.decoder import Decoder, DecoderModel
+from services.engine.model.decoder.layers import DecoderLayer, ExpertMlp, GatedMlp, RmsNorm, ShardedLinear
 from services.engine.model.decoder.spec import ExpertSpec, LayerPlan
 
 
@@ -125,3 +124,51 @@ def _taken(parameter: torch.nn.Parameter) -> torch.Tensor:
     values = parameter.data
     parameter.data = values.new_empty((0, 0))
     return values
+
+
+class NativeDecoderModel(DecoderModel):
+    """A decoder whose modules say what it is like; `native` computes it, with the weights that it took."""
+
+    def __init__(self, decoder: Decoder, device: Device, dtype: torch.dtype, native: NativeDecoder) -> None:
+        super().__init__(decoder, device, dtype)
+        self.native = native
+        self.chooser = native.chooser
+        self.select = native.select
+        self.skips_padding = True
+
+    def weight_bytes(self) -> int:
+        return self.native.weight_bytes() + super().weight_bytes()
+
+    def _attach(self, caches: Sequence[LayerCache]) -> None:
+        self.native.attach([(cache.key, cache.value) for cache in caches], self.block_size)
+
+    @torch.inference_mode()
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        self.native.clear_blocks(blocks)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.native.prefill(tokens, positions, slots, context_blocks, context_lens)
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.native.decode(tokens, positions, slots, blocks, rows, starts)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.native.logits(hidden)

@@ -2,7 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
+
+from services.engine.model.checks import ModelError
+
+
+class UnsupportedByDecoder(ModelError):
+    """The config asks for something that the decoder does not compute."""
+
+    def __init__(self, model_type: str, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"our decoder does not know {what} (model type {model_type}): "
+            "set model-backend to transformers, or to auto"
+        )
+
+
+def _alone(partial: torch.Tensor) -> torch.Tensor:
+    return partial
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rank `rank` of `world`. reduce: the sum of a tensor over all ranks; with one rank the tensor itself."""
+
+    rank: int = 0
+    world: int = 1
+    reduce: Callable[[torch.Tensor], torch.Tensor] = _alone
+
+    def split(self, size: int, what: str) -> tuple[int, int]:
+        """This rank's (start, length) of a dimension that the ranks share. Raises ModelError if uneven."""
+        if size % self.world:
+            raise ModelError(f"{what} ({size}) cannot be split over {self.world} ranks")
+        length = size // self.world
+        return self.rank * length, length
+
+
+ALONE = Shard()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from services.engine.model.pooling.dimensions import Dimensions, read_dimensions
 from services.engine.model.pooling.embedder import Embedder, EmbedError, open_embedder
-from services.engine.model.pooling.settings import Pooling, PoolingSettings, read_pooling
-from services.engine.model.pooling.shapes import EmbedShapes
+from services.engine.model.pooling.settings import (
+    Dimensions,
+    EmbedShapes,
+    Pooling,
+    PoolingSettings,
+    read_dimensions,
+    read_pooling,
+)
 
 __all__ = [
     "Dimensions",

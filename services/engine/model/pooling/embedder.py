@@ -11,15 +11,13 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from services.engine.device import Device
-from services.engine.model.checks import check_directory
+from services.engine.model.checks import ModelError, check_directory
 from services.engine.model.decoder import UnsupportedByDecoder
-from services.engine.model.errors import ModelError
-from services.engine.model.facts import read_facts
+from services.engine.model.facts import ENCODERS, Task, has_class_head, read_facts
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
-from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import encoder_length, load_encoder
-from services.engine.model.pooling.pooler import Pooler
+from services.engine.model.pooling.pooler import DecoderPooler, Pooler
 from services.engine.model.pooling.scoring import (
     YesNoPooler,
     add_class_head,
@@ -27,9 +25,13 @@ from services.engine.model.pooling.scoring import (
     load_headed,
     yes_and_no,
 )
-from services.engine.model.pooling.settings import Activation, Pooling, PoolingSettings, read_pooling
-from services.engine.model.pooling.shapes import EmbedShapes
-from services.engine.model.tasks import ENCODERS, Task, has_class_head
+from services.engine.model.pooling.settings import (
+    Activation,
+    EmbedShapes,
+    Pooling,
+    PoolingSettings,
+    read_pooling,
+)
 
 _DEFAULT_LENGTH = 4096
 _GIB = 2**30

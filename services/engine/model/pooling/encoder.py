@@ -12,14 +12,42 @@ from torch import nn
 from transformers import AttentionInterface
 
 from catenary.telemetry import get_logger
-from services.engine.device import Device, DeviceError
-from services.engine.model.errors import ModelError
+from services.engine.device import Device, DeviceError, NativeLinear, NativeProduct
+from services.engine.model.checks import ModelError
+from services.engine.model.facts import ENCODERS
 from services.engine.model.hf_config import first_line
-from services.engine.model.pooling.linears import pack_linears
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
 from services.engine.model.pooling.settings import PoolingSettings
-from services.engine.model.tasks import ENCODERS
 from services.engine.model.transformers_backend import load_module
+
+
+class _Packed(nn.Module):
+    """Takes the place of a linear layer."""
+
+    def __init__(self, product: NativeProduct) -> None:
+        super().__init__()
+        self._product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x)
+
+
+def pack_linears(model: Any, device: Device, dtype: torch.dtype) -> bool:
+    """Packs the linear layers of an encoder's layers one by one; False if torch is to compute them.
+
+    Heads stay as they are: what they decide is one number. Raises DeviceError.
+    """
+    linears = device.native_linears(dtype)
+    if linears is None:
+        return False
+    for block in model.base_model.encoder.layer:
+        for name, layer in list(block.named_modules()):
+            if isinstance(layer, nn.Linear):
+                product = linears.pack(NativeLinear(layer.weight, layer.bias))
+                block.set_submodule(name, _Packed(product))
+    linears.packed()
+    return True
+
 
 log = get_logger(__name__)
 

@@ -10,16 +10,15 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from services.engine.device import Device
+from services.engine.model.checks import ModelError
 from services.engine.model.decoder import CLASSES
-from services.engine.model.errors import ModelError
+from services.engine.model.facts import CLASS_HEAD, ENCODERS, class_labels
 from services.engine.model.hf_config import own_architecture
 from services.engine.model.loading import Checkpoint
 from services.engine.model.paged import PagedModel
-from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import EncoderModel, load_body
-from services.engine.model.pooling.pooler import Pooler
+from services.engine.model.pooling.pooler import DecoderPooler, Pooler
 from services.engine.model.pooling.settings import Activation
-from services.engine.model.tasks import CLASS_HEAD, ENCODERS, class_labels
 
 # Where sentence-transformers keeps what a cross-encoder's logits go through, now and before.
 _ACTIVATIONS = {

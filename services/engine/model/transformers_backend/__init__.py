@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from services.engine.model.transformers_backend.architecture import load_model_config, model_class
 from services.engine.model.transformers_backend.attention import UnsupportedAttention
-from services.engine.model.transformers_backend.loading import load_model, load_module
+from services.engine.model.transformers_backend.loading import (
+    load_model,
+    load_model_config,
+    load_module,
+    model_class,
+)
 
 __all__ = [
     "UnsupportedAttention",

@@ -13,17 +13,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from services.engine.device import Device
-from services.engine.model.attention import (
-    NO_FEATURES,
-    AttentionFeatures,
-    DecodeInputs,
-    LayerCache,
-    LayerSpec,
-    PrefillInputs,
-    Window,
-    attend,
-)
+from services.engine.device import NO_FEATURES, AttentionFeatures, Device
+from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, Window, attend
 
 IMPLEMENTATION = "catenary_paged"
 
