@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import CpuDevice
+from services.engine.device import AttentionFeatures, CpuDevice
 from services.engine.device import explicit as explicit_module
-from services.engine.model.attention import AttentionFeatures, PrefillInputs, attend
+from services.engine.model.attention import PrefillInputs, attend
 from services.engine.model.transformers_backend import UnsupportedAttention
 from services.engine.model.transformers_backend.attention import paged_attention
 from tests.support.paged_sequences import SCALE, Heads, Sequences
