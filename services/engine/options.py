@@ -282,7 +282,7 @@ class EngineOptions(
         256,
         ge=1,
         le=1_000_000,
-        description="Steps of waiting that weigh as much as one level of priority, so that nobody starves.",
+        description="Steps of waiting that weigh as much as one level of priority: no sequence starves.",
     )
     record_lengths: Annotated[Path | None, GENERATING] = Field(
         None,
