@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from catenary_apps.bench.main import run_bench
-from catenary_apps.bench.serve_config import BenchServeConfig
-from catenary_apps.bench.throughput_config import BenchThroughputConfig
+from catenary_apps.bench.options import BenchServeConfig, BenchThroughputConfig
 
 __all__ = ["BenchServeConfig", "BenchThroughputConfig", "run_bench"]

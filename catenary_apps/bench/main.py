@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from catenary.nearest import near
-from catenary_apps.bench.serve_config import BenchServeConfig
-from catenary_apps.bench.throughput_config import BenchThroughputConfig
+from catenary_apps.bench.options import BenchServeConfig, BenchThroughputConfig
 from catenary_apps.cli.output import INSTALL_BENCH, load_options
 
 USAGE = """\

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from catenary_apps.bench.target import Sweep
+from catenary_apps.bench.target import Point, Sweep
 from catenary_apps.cli.output import write_file
 from catenary_apps.cli.pictures import png_of
 from catenary_apps.load import LoadResult, percentile_name, shown, timeline
@@ -14,8 +14,6 @@ from catenary_apps.load import LoadResult, percentile_name, shown, timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from catenary_apps.bench.serve import Point
 
 _SIZE = (10.0, 7.0)
 _BINS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary.config import ConfigError
-from catenary_apps.bench.prompts_config import PromptsConfig
+from catenary_apps.bench.options import PromptsConfig
 from catenary_apps.load import (
     Conversation,
     FileLimits,

@@ -1,4 +1,4 @@
-"""`catenary bench serve`: asks, measures, shows."""
+"""Run `catenary bench serve`: measure one load or a sweep, print it, and write its files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 from catenary.version import __version__
-from catenary_apps.bench.named_values import named_values
-from catenary_apps.bench.progress import LoadBar
+from catenary_apps.bench.options import BenchServeConfig, named_values
 from catenary_apps.bench.prompts import PromptMaker, prompt_maker
-from catenary_apps.bench.serve_config import BenchServeConfig
 from catenary_apps.bench.serve_table import show, show_sweep
-from catenary_apps.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
+from catenary_apps.bench.target import Point, Sweep, at_point, make_plan, make_target, parse_sweep
 from catenary_apps.cli.output import check_file, file_in, write_file
 from catenary_apps.cli.pictures import require_matplotlib
 from catenary_apps.load import (
@@ -32,24 +32,60 @@ from catenary_apps.load import (
     LoadInterrupted,
     LoadPlan,
     LoadResult,
+    Progress,
     TokenizerText,
     as_json,
     run,
 )
 
+
+class LoadBar:
+    """A bar on stderr that leaves nothing behind; none if it is not shown or stderr is no terminal."""
+
+    def __init__(self, label: str, *, shown: bool) -> None:
+        console = Console(stderr=True)
+        self._label = label
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            # A thread that draws would take its time from the requests.
+            auto_refresh=False,
+            transient=True,
+            disable=not (shown and console.is_terminal),
+        )
+        self._task = self._bars.add_task(label, total=None, note="")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def tell(self, progress: Progress) -> None:
+        """How far it is."""
+        note = f"{progress.running} running" + (f", {progress.failed} failed" if progress.failed else "")
+        begun = "warm-up" if progress.warming_up else self._label
+        self._bars.update(
+            self._task,
+            description="waiting for the server" if progress.waiting else begun,
+            total=progress.total,
+            completed=progress.done,
+            note=note,
+        )
+        self._bars.refresh()
+
+
 _NAME = "catenary bench serve"
 # Characters a line where no terminal says how many there are.
 _PIPE_WIDTH = 120
 _UNTOLD = frozenset(("api_key", "header", "metadata", "log_level", "log_format"))
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One run: what was swept and its value, None without a sweep."""
-
-    value: float | None
-    plan: LoadPlan
-    result: LoadResult
 
 
 def run_serve(config: BenchServeConfig) -> int:

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from catenary.config import ConfigError
-from catenary_apps.bench.named_values import named_values
-from catenary_apps.bench.serve_config import BenchServeConfig
+from catenary_apps.bench.options import BenchServeConfig, named_values
 from catenary_apps.load import (
     MIN_RATE,
     Arrivals,
     Conversation,
     Endpoint,
     LoadPlan,
+    LoadResult,
     Ramp,
     RampShape,
     Target,
@@ -42,6 +42,15 @@ class Sweep:
 
     swept: Swept
     values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run: what was swept and its value, None without a sweep."""
+
+    value: float | None
+    plan: LoadPlan
+    result: LoadResult
 
 
 def make_plan(

@@ -16,10 +16,9 @@ from catenary.config import ConfigError, load, parse_flags
 from catenary.runtime import StartRefused
 from catenary.telemetry import configure_logging
 from catenary.version import __version__
-from catenary_apps.bench.named_values import named_values
+from catenary_apps.bench.options import BenchThroughputConfig, named_values
 from catenary_apps.bench.prompts import prompt_maker
 from catenary_apps.bench.serve_table import number
-from catenary_apps.bench.throughput_config import BenchThroughputConfig
 from catenary_apps.cli.output import check_file, file_in, write_file
 from catenary_apps.load import Conversation
 

@@ -21,8 +21,13 @@ from catenary_apps.llm.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from catenary_apps.llm.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from catenary_apps.llm.structured import GuidedDecodingParams, StructuredOutputsParams
+from catenary_apps.llm.sampling_params import (
+    BeamSearchParams,
+    GuidedDecodingParams,
+    PoolingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 __all__ = [
     "LLM",

@@ -13,7 +13,7 @@ from typing import Any, Self
 from catenary.v1 import common_pb2
 from catenary_apps.llm.endpoint import OfflineEndpoint
 from catenary_apps.llm.engine_view import EngineView, Lacking, ModelConfig, view_of
-from catenary_apps.llm.outputs import BeamSearchOutput, RequestOutput
+from catenary_apps.llm.outputs import BeamSearchOutput, RequestOutput, beam_output, request_output
 from catenary_apps.llm.pooled import PooledCalls
 from catenary_apps.llm.prompts import (
     Chat,
@@ -27,7 +27,6 @@ from catenary_apps.llm.prompts import (
     read_params,
     read_prompts,
 )
-from catenary_apps.llm.results import beam_output, request_output
 from catenary_apps.llm.sampling_params import BeamSearchParams, SamplingParams
 from gateway.generation.answer import collect
 from gateway.routes.chat_completions import ChatEndpoint

@@ -1,19 +1,77 @@
-"""An engine without a router: its hub and its core's thread, with the face of a gateway's session."""
+"""An engine core in this process, driven by a thread, behind the session of a router."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import socket
 from collections.abc import Callable
 from itertools import count
 
+from catenary.loop_thread import daemon_thread
 from catenary.v1 import common_pb2
-from catenary_apps.llm.thread_core import thread_core
 from gateway import from_wire, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed
 from gateway.link.steps import deliver, ended
 from services.engine.config import EngineConfig
-from services.engine.link import CoreFailed, CoreProgress, CoreReady, CoreStep
-from services.engine.servicer import Core, CoreStartError, EngineHub, Mailbox, SequenceLimits, model_info
+from services.engine.core import serve
+from services.engine.link import BlockingLink, CoreFailed, CoreProgress, CoreReady, CoreStep
+from services.engine.servicer import (
+    Core,
+    CoreStartError,
+    EngineHub,
+    Mailbox,
+    ProcessCore,
+    SequenceLimits,
+    model_info,
+)
+
+
+class CoreThread:
+    """A thread that serves one core; has what a servicer wants of a process (`CoreLife`).
+
+    A thread cannot be killed: its link is cut, and it ends after the step that it is in.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: the core's end of the link. It stays the caller's."""
+        # Shared with the thread's link: to shut one down cuts the other.
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._link = BlockingLink(socket.socket(fileno=os.dup(fd)))
+        self._status = 0
+        self._thread = daemon_thread(self._run, name="catenary-core")
+
+    def wait(self) -> int:
+        """Wait for the thread's end; what a process would have exited with."""
+        self._thread.join()
+        return self._status
+
+    def terminate(self) -> None:
+        """Cut the link."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def kill(self) -> None:
+        """Cut the link: there is nothing harder that a thread would hear."""
+        self.terminate()
+
+    def _run(self) -> None:
+        try:
+            self._status = serve(self._link, own_process=False)
+        finally:
+            self._link.close()
+            self._socket.close()
+            # Models and their modules refer to one another: only the collector gives their memory back.
+            gc.collect()
+
+
+def thread_core(config_json: bytes, *, stop_s: float) -> ProcessCore:
+    """A core that runs in a thread from `start` to `stop`."""
+    return ProcessCore(config_json, stop_s=stop_s, spawn=CoreThread)
+
 
 # Whoever makes requests is the caller of this very process: there is nobody to be protected from.
 _MANY = 1_000_000

@@ -1,17 +1,137 @@
-"""How an offline batch is computed: vLLM's names and defaults."""
+"""Sampling, beam search, pooling and structured output parameters with vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
 
-from catenary.parameters import LENGTH_PENALTY, Numbers, check_number
+from catenary.nearest import near
+from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number
 from catenary.schema import MAX_BEAM_WIDTH
 from catenary_apps.llm.endpoint import LIMITS, OfflineEndpoint
-from catenary_apps.llm.names import Absent, lacks, names_what_is_near
-from catenary_apps.llm.structured import GuidedDecodingParams, StructuredOutputsParams
 from gateway import ApiError
+
+C = TypeVar("C", bound=type)
+
+Absent = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Names of vLLM's that a class does not have: which values ask for nothing, and why others are refused."""
+
+
+def names_what_is_near(cls: C) -> C:
+    """Have a dataclass refuse an argument that it does not know with the one that is meant, perhaps."""
+    return _checked(cls, {})
+
+
+def lacks(absent: Absent) -> Callable[[C], C]:
+    """The same of a class that lacks some of vLLM's, which may be given if they ask for nothing."""
+    return lambda cls: _checked(cls, absent)
+
+
+def _checked(cls: C, absent: Absent) -> C:
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+    names = [field.name for field in fields(cls)]
+
+    @wraps(init)
+    def checked(self: Any, *arguments: Any, **given: Any) -> None:
+        for name in [name for name in given if name not in names]:
+            if name not in absent:
+                raise UnknownNameError(f"{cls.__name__} has no parameter {name!r}{near(name, names)}")
+            neutral, reason = absent[name]
+            if (value := given.pop(name)) is not None and value not in neutral:
+                raise ValueError(f"{cls.__name__} has no {name}: {reason}")
+        init(self, *arguments, **given)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+_BACKENDS = (None, "auto", "guidance", "llguidance")
+
+
+@names_what_is_near
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What an answer must look like: exactly one kind. See docs/api.md for their meaning and limits.
+
+    Args:
+        json: a JSON schema, as an object or as text.
+        regex: a regular expression that the whole answer matches.
+        choice: the answer is one of these texts.
+        grammar: a grammar in Lark's or GBNF's notation.
+        json_object: True: the answer is a JSON object.
+        structural_tag: tags whose inside is JSON, as an object or as text.
+        disable_any_whitespace: False: it cannot be had.
+        disable_additional_properties: False: it cannot be had.
+        whitespace_pattern: None: it cannot be had.
+
+    Raises ValueError at once for what no model can honour, and TypeError for a name that is not known.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+
+    _KINDS: ClassVar = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.disable_any_whitespace:
+            raise ValueError(f"{name}: disable_any_whitespace is not done; a regex or grammar can say it")
+        if self.disable_additional_properties:
+            reason = "an object that lists its properties has no others; else write additionalProperties"
+            raise ValueError(f"{name}: disable_additional_properties is not done: {reason}")
+        if self.whitespace_pattern is not None:
+            raise ValueError(f"{name}: whitespace_pattern is not done; a regex or grammar can say it")
+        given = [kind for kind in self._KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            found = ", ".join(given) or "none"
+            raise ValueError(f"{name} takes one of {', '.join(self._KINDS)}, and there is {found}")
+        try:
+            asked = {"model": "any", "prompt": [0], "structured_outputs": self.body()}
+            OfflineEndpoint().parse(asked, LIMITS)
+        except ApiError as error:
+            raise ValueError(error.message.replace("structured_outputs.", "")) from None
+
+    def body(self) -> dict[str, Any]:
+        """The kind as in the body of a request."""
+        found = {}
+        for kind in self._KINDS:
+            value = getattr(self, kind)
+            if isinstance(value, Mapping):
+                value = dict(value)
+            elif isinstance(value, Sequence) and not isinstance(value, str):
+                value = list(value)
+            if value not in (None, False):
+                found[kind] = value
+        return found
+
+
+@names_what_is_near
+@dataclass(frozen=True, slots=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """`StructuredOutputsParams` by its older name, for `SamplingParams(guided_decoding=...)`.
+
+    `backend`: there is one, which the engine chooses; another one's name gives a warning.
+    """
+
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is another class than the one that was written.
+        StructuredOutputsParams.__post_init__(self)
+        if self.backend not in _BACKENDS:
+            line = "backend has no effect: llguidance does it, or xgrammar with grammar_backend of the LLM"
+            warnings.warn(line, stacklevel=4)
+
 
 _COUNT = Numbers(1, 2**31 - 1, whole=True)
 _CUT = Numbers(-1, 2**31 - 1, whole=True)

@@ -5,21 +5,32 @@ It knows no service and no engine; it needs the extra `bench` without the plots.
 
 from __future__ import annotations
 
-from catenary_apps.load.arrivals import MIN_RATE, Arrivals, Ramp, RampShape
-from catenary_apps.load.chunks import shown
-from catenary_apps.load.conversations import Conversation, Turn, random_conversations
+from catenary_apps.load.answers import shown
+from catenary_apps.load.conversations import (
+    Conversation,
+    Lengths,
+    PlainWords,
+    Source,
+    TokenizerText,
+    TokenRange,
+    Turn,
+    parse_lengths,
+    random_conversations,
+)
 from catenary_apps.load.files import FileLimits, lines_conversations, sharegpt_conversations
-from catenary_apps.load.lengths import Lengths, parse_lengths
 from catenary_apps.load.load import LoadInterrupted, Progress, run, run_load
-from catenary_apps.load.objectives import parse_objectives
-from catenary_apps.load.plan import DEFAULT_PERCENTILES, LoadPlan
-from catenary_apps.load.records import Record
-from catenary_apps.load.report import as_json, distribution_json
-from catenary_apps.load.results import LoadResult
-from catenary_apps.load.sources import PlainWords, Source, TokenizerText, TokenRange
-from catenary_apps.load.statistics import Distribution, describe, percentile_name
+from catenary_apps.load.plan import (
+    DEFAULT_PERCENTILES,
+    MIN_RATE,
+    Arrivals,
+    LoadPlan,
+    Ramp,
+    RampShape,
+    parse_objectives,
+)
+from catenary_apps.load.results import LoadResult, as_json, distribution_json
+from catenary_apps.load.statistics import Distribution, Record, Timeline, describe, percentile_name, timeline
 from catenary_apps.load.target import BenchError, Endpoint, Target
-from catenary_apps.load.timeline import Timeline, timeline
 
 __all__ = [
     "DEFAULT_PERCENTILES",

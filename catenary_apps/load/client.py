@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from time import monotonic
 
-from catenary_apps.load.chunks import error_text
+from catenary_apps.load.answers import error_text
 from catenary_apps.load.connection import Connection, Sink, StaleConnection
 from catenary_apps.load.target import Endpoint, Target
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from catenary_apps.load.chunks import shown
-from catenary_apps.load.conversations import Conversation, Turn
-from catenary_apps.load.lengths import MAX_LENGTH, Lengths
+from catenary_apps.load.answers import shown
+from catenary_apps.load.conversations import MAX_LENGTH, Conversation, Lengths, Turn
 
 _HUMANS = ("human", "user")
 _MACHINES = ("gpt", "assistant", "chatgpt", "bing", "bard")

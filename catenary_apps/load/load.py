@@ -1,4 +1,4 @@
-"""The run itself: conversations begin when they are due, and their requests are timed."""
+"""Run a plan: wait for the server, send conversations as they are due, and record the answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,136 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
 
+import msgspec
 import uvloop
 
 from catenary_apps.load.answers import Answer
-from catenary_apps.load.bodies import Session
-from catenary_apps.load.client import Client
-from catenary_apps.load.conversations import Conversation, Turn
+from catenary_apps.load.client import Client, Page
+from catenary_apps.load.conversations import Conversation, Prompt, Turn
 from catenary_apps.load.plan import LoadPlan
-from catenary_apps.load.readiness import find_model
-from catenary_apps.load.records import Record
 from catenary_apps.load.results import Course, LoadResult, evaluate
-from catenary_apps.load.target import BenchError
+from catenary_apps.load.statistics import Record
+from catenary_apps.load.target import BenchError, Endpoint, Target
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Session:
+    """The requests of one conversation.
+
+    A chat sends the messages so far, a completion the texts so far, questions and answers in turn.
+    """
+
+    def __init__(self, target: Target, model: str, *, strict_lengths: bool) -> None:
+        self._target = target
+        self._model = model
+        self._strict = strict_lengths
+        self._messages: list[dict[str, str]] = []
+        self._said = ""
+
+    def ask(self, turn: Turn) -> bytes:
+        """The body of the request for a turn. Raises ValueError for what the route cannot take."""
+        fields: dict[str, Any] = {"model": self._model}
+        if self._target.endpoint is Endpoint.CHAT:
+            if not isinstance(turn.prompt, str):
+                raise ValueError("a chat takes text, not token ids")
+            self._messages.append({"role": "user", "content": turn.prompt})
+            fields["messages"] = self._messages
+        else:
+            fields["prompt"] = self._prompt(turn.prompt)
+        if turn.output_tokens is not None:
+            fields["max_tokens"] = turn.output_tokens
+            if self._strict:
+                fields |= {"min_tokens": turn.output_tokens, "ignore_eos": True}
+        fields |= {"stream": True, "stream_options": {"include_usage": True}, **self._target.extra_body}
+        return _encode({name: value for name, value in fields.items() if value is not None})
+
+    def answered(self, text: str) -> None:
+        """What the last answer said goes in front of the next question."""
+        if self._target.endpoint is Endpoint.CHAT:
+            self._messages.append({"role": "assistant", "content": text})
+        else:
+            self._said += text
+
+    def _prompt(self, prompt: Prompt) -> Prompt:
+        if not isinstance(prompt, str):
+            if self._said:
+                raise ValueError("further turns of a completion take text, not token ids")
+            return prompt
+        self._said += prompt
+        return self._said
+
+
+_ASK_EACH_S = 0.5
+# Also where less of the time is left.
+_LEAST_S = 2.0
+# What does not pass by waiting: a wrong key, a wrong path.
+_FINAL = frozenset(range(400, 500)) - {408, 425, 429}
+
+
+class _Model(msgspec.Struct):
+    id: str
+    # Other servers do not say what a model is for.
+    tasks: tuple[str, ...] = ("generate",)
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _NotReady(Exception):
+    """Why a server cannot be asked yet. `final`: waiting does not help."""
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+async def find_model(client: Client, target: Target, wait_s: float) -> str:
+    """The model to ask: the target's, or the server's first that generates.
+
+    With `wait_s` the server is asked until it lists it, for so many seconds at the most. Without, a model
+    that the target names is not looked up. Raises BenchError.
+    """
+    if target.model is not None and not wait_s:
+        return target.model
+    deadline = monotonic() + (wait_s or target.timeout_s)
+    while True:
+        try:
+            by = max(deadline, monotonic() + _LEAST_S)
+            return _model_of(await client.get("/v1/models", by), target)
+        except _NotReady as error:
+            if error.final or not wait_s:
+                raise BenchError(str(error)) from None
+            left = deadline - monotonic()
+            if left <= 0:
+                raise BenchError(f"after {wait_s:g} s: {error}") from None
+        await asyncio.sleep(min(_ASK_EACH_S, left))
+
+
+def _model_of(page: Page, target: Target) -> str:
+    where, wanted = target.base_url, target.model
+    if page.failure == "status":
+        if wanted is not None and page.status == 404:
+            # It answers, and has no such route.
+            return wanted
+        text = f"{where} answers {page.status} to GET /v1/models ({page.detail})"
+        raise _NotReady(text if wanted is not None else f"{text}: name a model", final=page.status in _FINAL)
+    if page.failure is not None:
+        raise _NotReady(f"no answer from {where}: {page.detail}")
+    try:
+        models = msgspec.json.decode(page.content, type=_Models).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise _NotReady(f"{where} does not list its models: name one", final=True) from None
+    names = [model.id for model in models if "generate" in model.tasks]
+    if wanted is not None and wanted not in names:
+        raise _NotReady(f"{where} does not list the model {wanted}")
+    if not names:
+        raise _NotReady(f"{where} lists no model that generates (if it is starting, wait: --ready-timeout-s)")
+    return wanted or names[0]
+
 
 TextCounter = Callable[[str], int | None]
 """The tokens of a text; None: not known."""

@@ -10,7 +10,8 @@ from catenary_apps.migration.letters import read as read_letters
 from catenary_apps.migration.markdown import tables_markdown
 from catenary_apps.migration.serve import GROUPS as SERVE_GROUPS
 from catenary_apps.migration.serve import OPTIONS as SERVE_OPTIONS
-from catenary_apps.migration.serve import Kind, ServeOption, UnknownOptionError, parse_serve
+from catenary_apps.migration.serve import UnknownOptionError, parse_serve
+from catenary_apps.migration.serve_options import Kind, ServeOption
 
 __all__ = [
     "ENGINE_PREFIX",

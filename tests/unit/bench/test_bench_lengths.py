@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_apps.load import parse_lengths
-from catenary_apps.load.lengths import MAX_LENGTH
+from catenary_apps.load.conversations import MAX_LENGTH
 
 whole = st.integers(1, MAX_LENGTH)
 specs = st.one_of(

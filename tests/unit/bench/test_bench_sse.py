@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_apps.load import sse
-from catenary_apps.load.answers import Answer
-from catenary_apps.load.chunks import error_text
-from catenary_apps.load.sse import EventReader, EventTooLarge
+from catenary_apps.load import answers
+from catenary_apps.load.answers import Answer, EventReader, EventTooLarge, error_text
 
 lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=20)
 events = st.lists(st.lists(lines, min_size=1, max_size=3), max_size=5)
@@ -61,7 +59,7 @@ def test_what_came_of_a_large_event_is_not_copied_for_each_part() -> None:
 
 
 def test_an_event_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(answers, "MAX_EVENT_BYTES", 100)
     reader = EventReader()
     reader.feed(b"data: " + b"x" * 90)
     with pytest.raises(EventTooLarge):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_apps.load import describe, parse_objectives
-from catenary_apps.load.objectives import is_good
+from catenary_apps.load.plan import is_good
 from catenary_apps.load.statistics import peak_overlap
 
 samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=60)

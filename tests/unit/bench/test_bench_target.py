@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from catenary_apps.load import Endpoint, Target, Turn
-from catenary_apps.load.bodies import Session
+from catenary_apps.load.load import Session
 
 
 @pytest.mark.parametrize(

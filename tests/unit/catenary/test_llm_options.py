@@ -13,7 +13,7 @@ from catenary import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from catenary_apps.llm.options import make_config, read_options
+from catenary_apps.llm.stack import make_config, read_options
 
 CHOSEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_num_seqs": 8, "dtype": "float32"}, {"max_num_seqs": 8, "dtype": "float32"}),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catenary.config import EMPTY_KEY, ConfigError
 from catenary_apps.migration import SERVE_OPTIONS, Launch, parse_serve
-from catenary_apps.migration.serve import Kind, ServeOption
+from catenary_apps.migration.serve_options import Kind, ServeOption
 from services.engine.vllm_variables import Status
 
 DONE = [option for option in SERVE_OPTIONS if option.row.status is Status.SUPPORTED]

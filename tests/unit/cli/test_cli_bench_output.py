@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from catenary_apps.bench import plots, serve
-from catenary_apps.bench.serve_config import BenchServeConfig
+from catenary_apps.bench.options import BenchServeConfig
 from catenary_apps.bench.serve_table import show
 from catenary_apps.cli.main import main
 from catenary_apps.load import Conversation, LoadPlan, LoadResult, Record, Target, Turn

@@ -10,8 +10,7 @@ from PIL import Image
 
 from catenary.runtime import StartRefused
 from catenary_apps.bench.plots import curves, draw, latencies, throughput
-from catenary_apps.bench.serve import Point
-from catenary_apps.bench.target import Sweep, Swept
+from catenary_apps.bench.target import Point, Sweep, Swept
 from catenary_apps.load import Conversation, LoadPlan, Record, Target, Turn
 from catenary_apps.load.results import Course, evaluate
 

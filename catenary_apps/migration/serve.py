@@ -1,4 +1,4 @@
-"""Reads the command line of `vllm serve` into a launch."""
+"""Parse the command line of `vllm serve` into a launch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import yaml
 from catenary.config import ConfigError
 from catenary.nearest import near
 from catenary_apps.migration.launch import Launch
-from catenary_apps.migration.serve import model, running, server
-from catenary_apps.migration.serve.rows import Kind, ServeOption
+from catenary_apps.migration.serve_options import Kind, ServeOption
+from catenary_apps.migration.serve_tables import MODEL_OPTION, MODEL_OPTIONS, RUNNING_OPTIONS, SERVER_OPTIONS
 
 # By heading.
 GROUPS: Final[Mapping[str, tuple[ServeOption, ...]]] = {
-    "Model": model.OPTIONS,
-    "Memory, scheduling and execution": running.OPTIONS,
-    "Server and logs": server.OPTIONS,
+    "Model": MODEL_OPTIONS,
+    "Memory, scheduling and execution": RUNNING_OPTIONS,
+    "Server and logs": SERVER_OPTIONS,
 }
 OPTIONS: Final[tuple[ServeOption, ...]] = tuple(option for group in GROUPS.values() for option in group)
 _BY_NAME: Final[Mapping[str, ServeOption]] = {name: option for option in OPTIONS for name in option.names}
@@ -61,7 +61,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
                     f"unexpected argument {word!r}: the model is {bare!r} already, a switch has no value"
                 )
             bare = word
-            yield model.MODEL_OPTION, word
+            yield MODEL_OPTION, word
             continue
         if word.startswith("-O") and len(word) > 2:
             left.insert(0, word[2:])
