@@ -1,11 +1,14 @@
-"""The gateway, put together."""
+"""The gateway, put together: its parts, and its peers (routers, tokenizer services, their models)."""
 
 from __future__ import annotations
 
 import asyncio
 
-from catenary.telemetry import get_logger
-from gateway import routes
+import grpc
+
+from catenary.config import ConfigError
+from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
+from catenary.telemetry import get_logger, new_id
 from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
@@ -13,15 +16,105 @@ from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
-from gateway.limits.gate import LimitGate
-from gateway.limits.options import limiter_of
+from gateway.limits.limiter import LimitGate, limiter_of
+from gateway.link.routers import Routers
 from gateway.metrics import FleetCollector, GatewayMetrics
-from gateway.openapi.routing import Routes
-from gateway.peers import Peers
 from gateway.pooling.service import PoolingService
+from gateway.routes.completions import chat_completion_routes, completion_routes, tokenize_routes
+from gateway.routes.pooling import (
+    classify_routes,
+    embedding_routes,
+    pooling_routes,
+    rerank_routes,
+    score_routes,
+)
+from gateway.routes.sagemaker import sagemaker_routes
+from gateway.routes.server import health_routes, home_routes, metrics_routes, model_routes, openapi_routes
+from gateway.routing import Routes
 from gateway.stored import StoredApis
+from gateway.text.models import ModelBoard
+from gateway.text.pool import TokenizerPool
 
 _log = get_logger(__name__)
+
+
+class Peers:
+    """Connected from `tasks` to `close`; until the first answers nothing can be served."""
+
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+        """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
+        secret = read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
+        tls = _tls(config)
+
+        def dial(address: str, name: str) -> grpc.aio.Channel:
+            parsed = parse_address(name)
+            return open_channel(
+                address,
+                secret=secret,
+                tls=tls,
+                max_message_mib=config.max_message_mib,
+                keepalive_s=config.keepalive_s,
+                server_name=parsed.host if isinstance(parsed, TcpAddress) and address != name else None,
+            )
+
+        try:
+            self.tokenizers = TokenizerPool(
+                config.tokenizer,
+                dial,
+                render_timeout_s=config.render_timeout_s,
+                wait_s=config.failover_wait_s,
+                silence_s=config.tokenizer_silence_s,
+                max_message_mib=config.max_message_mib,
+            )
+            self.models = ModelBoard(
+                self.tokenizers.fetch,
+                lambda: self.session.connected > 0,
+                lambda name: self.session.awaits(name),
+                config.aliases,
+            )
+            self.session = Routers(
+                config.router,
+                dial,
+                instance_id=new_id("gateway-"),
+                policy=config.resume_policy(),
+                on_models=self.models.update,
+                on_resumed=metrics.resumed,
+                on_given_up=metrics.given_up,
+                poisoned=config.poisoned_requests(),
+                connect_timeout_s=config.connect_timeout_s,
+                silence_s=config.router_silence_s,
+                max_outbound=config.max_outbound,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--router or --tokenizer: {error}") from None
+
+    @property
+    def serve_any(self) -> bool:
+        """Whether any model can be used."""
+        return self.models.ready and self.tokenizers.answering
+
+    def serve(self, model: str) -> bool:
+        """Whether this model can be used."""
+        return self.tokenizers.answering and self.models.serves(model)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Begin to connect; they run until cancelled."""
+        return [
+            asyncio.create_task(self.session.run(), name="routers"),
+            asyncio.create_task(self.models.run(), name="model-board"),
+            asyncio.create_task(self.tokenizers.run(), name="tokenizer-checks"),
+        ]
+
+    async def close(self) -> None:
+        """Close all channels, once the tasks have ended."""
+        await self.session.close()
+        await self.tokenizers.close()
+
+
+def _tls(config: GatewayConfig) -> TlsFiles | None:
+    if config.tls_ca is None and config.tls_cert is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 class GatewayApp:
@@ -146,23 +239,23 @@ class GatewayApp:
 
         prompts = PromptService(self._service, models=self.peers.models, tokenizers=self.peers.tokenizers)
         routers = [
-            routes.chat_completions.routes(self._service),
-            routes.completions.routes(self._service),
-            routes.tokenize.routes(prompts),
-            routes.sagemaker.routes(self._service, self._pooling, self.peers.models, can_serve=can_serve),
+            chat_completion_routes(self._service),
+            completion_routes(self._service),
+            tokenize_routes(prompts),
+            sagemaker_routes(self._service, self._pooling, self.peers.models, can_serve=can_serve),
             *self._stored.routers(),
-            routes.embeddings.routes(self._pooling),
-            routes.rerank.routes(self._pooling),
-            routes.score.routes(self._pooling),
-            routes.classify.routes(self._pooling),
-            routes.pooling.routes(self._pooling),
-            routes.models.routes(self.peers.models),
-            routes.health.routes(can_serve=lambda: self.peers.serve_any, draining=lambda: self._leaving),
-            routes.metrics.routes(self._metrics),
-            routes.home.routes(
+            embedding_routes(self._pooling),
+            rerank_routes(self._pooling),
+            score_routes(self._pooling),
+            classify_routes(self._pooling),
+            pooling_routes(self._pooling),
+            model_routes(self.peers.models),
+            health_routes(can_serve=lambda: self.peers.serve_any, draining=lambda: self._leaving),
+            metrics_routes(self._metrics),
+            home_routes(
                 self.peers.models,
                 can_serve=can_serve,
                 keyed=bool(self._config.api_key or self._config.operator_key or self._config.api_key_file),
             ),
         ]
-        return [*routers, routes.openapi.routes(routers)]
+        return [*routers, openapi_routes(routers)]

@@ -16,13 +16,11 @@ from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
 from gateway.errors import ApiError, internal
+from gateway.http.answers import error_response
 from gateway.http.context import Observer, RequestContext
-from gateway.http.respond import error_response
 from gateway.ignored import IgnoredFieldsLayer
-from gateway.limits.gate import LimitGate
-from gateway.limits.limiter import Limiter
-from gateway.openapi.direct import DirectRoutes
-from gateway.openapi.routing import DescribedRoute, Routes
+from gateway.limits.limiter import Limiter, LimitGate
+from gateway.routing import DescribedRoute, DirectRoutes, Routes
 
 _VERSION = "/v1"
 # Between two paths as short as these, a lower likeness is chance: /v1/messages and /v1/models have 0.64.

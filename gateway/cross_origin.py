@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.respond import Fields, send_error
+from gateway.http.answers import Fields, send_error
 from gateway.ignored import IGNORED
 from gateway.limits.limiter import LIMIT_HEADERS
 

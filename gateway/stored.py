@@ -9,23 +9,22 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from catenary.runtime import StartRefused
-from gateway import routes
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.job import JobLimits
 from gateway.batches.runner import BatchRunner, RunnerLimits
-from gateway.batches.schema import SCHEMA, VERSION
 from gateway.batches.service import BatchLimits, BatchService
-from gateway.batches.store import BatchStore
+from gateway.batches.store import SCHEMA, VERSION, BatchStore
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
-from gateway.openapi.routing import Routes
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.library import Library
 from gateway.responses.service import ResponsesService
 from gateway.responses.sqlite import SqliteStore
 from gateway.responses.store import ResponseStore, StoreLimits
-from gateway.state.database import Database
-from gateway.state.directory import StateDirectory
+from gateway.routes.batches import batch_routes, file_routes
+from gateway.routes.responses import ResponsesEndpoint, response_routes
+from gateway.routing import Routes
+from gateway.state import Database, StateDirectory
 
 _MIB = 1 << 20
 _DAY_S = 86400.0
@@ -43,7 +42,7 @@ class StoredApis:
         self._directory = StateDirectory.open(config.state_dir, config.port)
         path = self._directory.path
         store = _response_store(config, path) if path is not None and config.store_responses else None
-        endpoint = routes.responses.ResponsesEndpoint()
+        endpoint = ResponsesEndpoint()
         background = None
         if store is not None:
             background = BackgroundRuns(
@@ -73,9 +72,9 @@ class StoredApis:
 
     def routers(self) -> list[Routes]:
         """Their routes."""
-        made = [routes.responses.routes(self._responses, self._library)]
+        made = [response_routes(self._responses, self._library)]
         if self._batches is not None:
-            made += [routes.files.routes(self._batches.service), routes.batches.routes(self._batches.service)]
+            made += [file_routes(self._batches.service), batch_routes(self._batches.service)]
         return made
 
     def use(self, app: ASGIApp) -> None:

@@ -10,12 +10,12 @@ from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
 from gateway import bad_request
-from gateway.pooling.endpoint import PooledTask
-from gateway.pooling.scores import compare
+from gateway.pooling.answers import compare
+from gateway.pooling.service import PooledTask
 from gateway.pooling.work import Work, vector_width
 from gateway.routes.completions import CompletionEndpoint
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.pooling import PooledFields
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model

@@ -28,8 +28,8 @@ from catenary_apps.llm.prompts import (
     read_prompts,
 )
 from catenary_apps.llm.sampling_params import BeamSearchParams, SamplingParams
-from gateway.generation.answer import collect
-from gateway.routes.chat_completions import ChatEndpoint
+from gateway.generation.service import collect
+from gateway.routes.completions import ChatEndpoint
 
 _GENERATE = (common_pb2.MODEL_TASK_GENERATE,)
 

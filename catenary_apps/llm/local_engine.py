@@ -12,8 +12,7 @@ from itertools import count
 from catenary.loop_thread import daemon_thread
 from catenary.v1 import common_pb2
 from gateway import from_wire, unavailable
-from gateway.link.inbox import SequenceEnded, SequenceFeed
-from gateway.link.steps import deliver, ended
+from gateway.link.inbox import SequenceEnded, SequenceFeed, deliver, ended
 from services.engine.config import EngineConfig
 from services.engine.core import serve
 from services.engine.link import BlockingLink, CoreFailed, CoreProgress, CoreReady, CoreStep

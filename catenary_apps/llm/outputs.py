@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from catenary.text import Vocabulary
 from catenary_apps.llm.endpoint import OfflineRequest
 from gateway.generation.generation import Generation
-from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.delta import ChoiceResult, TokenLogprob
 
 if TYPE_CHECKING:
     import torch

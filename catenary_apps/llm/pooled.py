@@ -24,7 +24,7 @@ from catenary_apps.llm.outputs import (
 )
 from catenary_apps.llm.prompts import Prompt, check_arguments, read_one, read_prompts, read_texts
 from catenary_apps.llm.sampling_params import PoolingParams
-from gateway.pooling.scores import scores_of, unpack
+from gateway.pooling.answers import scores_of, unpack
 from gateway.pooling.work import Pooled
 
 EMBED = (common_pb2.MODEL_TASK_EMBED,)

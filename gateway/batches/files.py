@@ -1,17 +1,25 @@
-"""Stored files."""
+"""Stored files, and uploads that are written piece by piece as they come in."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import aiosqlite
+import msgspec
+from msgspec import UNSET, UnsetType
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
 
+from catenary.nearest import near
 from gateway.batches.objects import FileObject, Purpose
-from gateway.errors import ApiError, bad_request
-from gateway.state.database import Database
+from gateway.errors import ApiError, bad_request, timed_out
+from gateway.http.disconnect import ClientGone
+from gateway.state import Database
 
 _COLUMNS = "id, purpose, filename, bytes, created, expires"
 _IN_USE = (
@@ -173,4 +181,205 @@ def _file(row: tuple[Any, ...]) -> FileObject:
         expires_at=None if expires is None else int(expires),
         filename=filename,
         purpose=Purpose(purpose),
+    )
+
+
+PIECE_BYTES = 256 << 10
+# Of the form around a file: no client writes more, and the file itself has options.
+_MAX_VALUE_BYTES = 1024
+_MAX_HEADER_BYTES = 4096
+_MAX_PARTS = 16
+_MAX_FILENAME = 512
+_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+_NAMES = {"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}
+
+
+class UploadForm(msgspec.Struct, rename=_NAMES):
+    """The form of an upload."""
+
+    file: Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = UNSET
+    seconds: int | UnsetType = UNSET
+
+
+Write = Callable[[int, bytes], Awaitable[None]]
+"""Stores the piece of that number."""
+
+
+@dataclass(slots=True)
+class Upload:
+    """The form fields that came with a file, and its size in bytes."""
+
+    filename: str = ""
+    size: int = 0
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+async def read_upload(request: Request, write: Write, *, max_bytes: int, timeout_s: float) -> Upload:
+    """Read a whole form with one file. Raises ApiError (400, 408, 413, 415) or ClientGone.
+
+    Args:
+        request: the request; its body was not touched.
+        write: takes the file's content.
+        max_bytes: most bytes of the file.
+        timeout_s: seconds in which all of it must have arrived.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        raise ApiError(415, "Content-Type must be multipart/form-data.", code="unsupported_content_type")
+    # What surrounds the file in a form is small.
+    most = max_bytes + _MAX_PARTS * (8 * _MAX_HEADER_BYTES + _MAX_VALUE_BYTES)
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > most:
+        raise _too_large(max_bytes)
+    form = _Form(boundary, max_bytes)
+    pieces = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for data in _body(request):
+                form.feed(data)
+                while len(form.content) >= PIECE_BYTES:
+                    await write(pieces, bytes(form.content[:PIECE_BYTES]))
+                    del form.content[:PIECE_BYTES]
+                    pieces += 1
+    except TimeoutError:
+        raise timed_out(f"The upload did not arrive within {timeout_s:g} seconds.", status=408) from None
+    upload = form.finish()
+    if form.content:
+        await write(pieces, bytes(form.content))
+    return upload
+
+
+def declared_bytes(request: Request, most: int) -> int:
+    """About how many bytes a file has; 0 if its request does not say it, or says more than `most`."""
+    length = request.headers.get("content-length", "0")
+    declared = int(length[:20]) if length.isdecimal() else 0
+    return declared if declared <= most else 0
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        if data := message.get("body", b""):
+            yield data
+        if not message.get("more_body", False):
+            return
+
+
+class _Form:
+    """The parser's callbacks. `content` is what was read of the file and not taken yet."""
+
+    def __init__(self, boundary: bytes, max_bytes: int) -> None:
+        self.content = bytearray()
+        self._max_bytes = max_bytes
+        self._upload = Upload()
+        self._files = 0
+        self._parts = 0
+        self._name: bytearray = bytearray()
+        self._value: bytearray = bytearray()
+        self._disposition = b""
+        self._field = ""
+        self._in_file = False
+        self._text = bytearray()
+        self._complete = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._part_begin,
+                    "on_part_data": self._part_data,
+                    "on_part_end": self._part_end,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_finished,
+                    "on_end": self._end,
+                },
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except FormParserError:
+            raise _broken() from None
+
+    def feed(self, data: bytes) -> None:
+        """Read more of the body. Raises ApiError."""
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise _broken() from None
+
+    def finish(self) -> Upload:
+        """The form, whose body has ended. Raises ApiError for what is missing."""
+        if not self._complete:
+            raise _broken()
+        if not self._files:
+            raise bad_request("Missing required parameter: 'file'.", "file", "missing_required_parameter")
+        return self._upload
+
+    def _part_begin(self) -> None:
+        self._parts += 1
+        self._disposition = b""
+        self._text = bytearray()
+        if self._parts > _MAX_PARTS:
+            raise bad_request(f"The form has more than {_MAX_PARTS} parts.")
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if bytes(self._name).lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._name, self._value = bytearray(), bytearray()
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._field = options.get(b"name", b"").decode("utf-8", "replace")
+        self._in_file = self._field == "file"
+        if self._in_file:
+            self._files += 1
+            name = options.get(b"filename", b"").decode("utf-8", "replace")
+            # A name, never a path; it is shown and nothing else.
+            self._upload.filename = name.replace("\\", "/").rsplit("/", 1)[-1][:_MAX_FILENAME] or "upload"
+            if self._files > 1:
+                raise bad_request("The form has more than one file.", "file")
+        elif self._field not in _FIELDS:
+            hint = near(self._field, ("file", *_FIELDS))
+            raise bad_request(f"Unknown parameter in the form{hint}.", None, "unknown_parameter")
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self._upload.size += end - start
+            if self._upload.size > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            self.content += data[start:end]
+            return
+        self._text += data[start:end]
+        if len(self._text) > _MAX_VALUE_BYTES:
+            raise bad_request(f"Invalid '{self._field}': too long.", self._field)
+
+    def _part_end(self) -> None:
+        if not self._in_file:
+            if self._field in self._upload.fields:
+                raise bad_request(f"Invalid '{self._field}': given twice.", self._field)
+            self._upload.fields[self._field] = self._text.decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._complete = True
+
+
+def _broken() -> ApiError:
+    return bad_request("The request body is not a valid form.", code="invalid_form")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The file is larger than the limit of {max_bytes / (1 << 20):.3g} MiB.",
+        code="request_too_large",
     )

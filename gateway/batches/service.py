@@ -13,15 +13,21 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import new_id
 from gateway.auth import cache_salt_of, owner_of
-from gateway.batches.files import FileStore
-from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, Purpose
+from gateway.batches.files import FileStore, Upload, declared_bytes, read_upload
+from gateway.batches.objects import (
+    BATCH_ID,
+    FILE_ID,
+    MAX_EXPIRY_S,
+    MIN_EXPIRY_S,
+    Batch,
+    BatchRequest,
+    Purpose,
+)
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
-from gateway.batches.upload import Upload, declared_bytes, read_upload
 from gateway.errors import ApiError, bad_request
 from gateway.generation.service import GenerationService
-from gateway.http.respond import send_json
-from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
+from gateway.http.answers import send_json
 from gateway.schemas.validation import parse_request
 
 ENDPOINTS = (

@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import bad_request, internal, timed_out
-from gateway.generation.choice import Choice, text_options
+from gateway.generation.choice import Choice, Prompt, read_prompts, text_options
 from gateway.generation.plan import GenerationPlan
-from gateway.generation.prompt import Prompt, read_prompts
-from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed
-from gateway.link.session import Session
+from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed, Session
 from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.usage import Usage, usage_of
+from gateway.streaming.writer import Usage, usage_of
 
 # What an engine, which knows no fields of requests, calls the constraint.
 _CONSTRAINT = "constraint"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -11,17 +11,40 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
 from gateway.errors import ApiError, bad_request
-from gateway.generation.chat_input import to_chat_input
-from gateway.generation.endpoint import Endpoint, T
-from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
-from gateway.generation.service import GenerationService
+from gateway.generation.chat import to_chat_input
+from gateway.generation.service import Endpoint, GenerationService, T
+from gateway.http.answers import send_json
 from gateway.http.disconnect import ClientWatch
-from gateway.http.respond import send_json
-from gateway.schemas.chat_input import TokenizeChatRequest
-from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.schemas.chat import TokenizeChatRequest
+from gateway.schemas.completion import DetokenizeRequest, TokenizeRequest
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model, ModelBoard
 from gateway.text.pool import TokenizerPool
+
+
+class Tokens(msgspec.Struct):
+    """A text's or a chat's tokens; their spellings if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokensText(msgspec.Struct):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class RenderedRequest(msgspec.Struct):
+    """What an engine would be asked: a prompt's tokens, and how many may follow."""
+
+    request_id: str
+    model: str
+    token_ids: Sequence[int]
+    max_tokens: int
+
 
 MANY_TOKENS = 5000
 

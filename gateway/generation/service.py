@@ -1,14 +1,15 @@
-"""From an HTTP request to its answer, for every generating route."""
+"""From an HTTP request to its answer, an event stream or one object, for every generating route."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -17,30 +18,148 @@ from catenary.telemetry import SpanNotes, current_traceparent, get_logger, new_i
 from gateway.auth import cache_salt_of, salted
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
-from gateway.errors import bad_request, overloaded, unavailable
-from gateway.generation.answer import collect, send_stream
-from gateway.generation.endpoint import Endpoint, T
+from gateway.constraints import Wanted, wanted_of
+from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
 from gateway.generation.generation import Generation
-from gateway.generation.plan import GenerationPlan
-from gateway.generation.planning import make_plan, truncation
-from gateway.generation.priorities import Priorities, Standing
+from gateway.generation.plan import GenerationPlan, Priorities, Standing, make_plan, truncation
+from gateway.http.answers import PartSender, part_sender, send_json
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch
-from gateway.http.parts import PartSender, part_sender
-from gateway.http.respond import send_json
-from gateway.limits.allowance import current_allowance
-from gateway.link.session import Session
+from gateway.limits.limiter import current_allowance
+from gateway.link.inbox import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.parsing.choice import ParserChoice
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.generation import GenerationFields
-from gateway.schemas.limits import RequestLimits
-from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.writer import AnswerHead, AnyWriter
-from gateway.text.models import ModelBoard
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.writer import SSE_DONE, SSE_HEADERS, AnswerHead, AnyWriter, sse_error_event
+from gateway.text.models import Model, ModelBoard
 from gateway.text.pool import TokenizerPool
-from gateway.text.rendered import Rendered
+from gateway.text.target import Rendered
 
+T = TypeVar("T", bound=GenerationFields)
 _log = get_logger(__name__)
+
+
+class Endpoint(ABC, Generic[T]):
+    """A route: how its requests are read, rendered and answered."""
+
+    id_prefix: ClassVar[str]
+    """What ids of its answers begin with."""
+    prompt_param: ClassVar[str]
+    """The field that the prompt comes from."""
+    default_max_tokens: ClassVar[int | None] = None
+    """Tokens for a request without a limit; None: to the end of the context."""
+    scores_stop_token: ClassVar[bool] = False
+    """Whether a stop token that is not shown has a log probability in the answer."""
+    writer: ClassVar[type[AnyWriter]]
+    """What writes its answers."""
+
+    @abstractmethod
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
+        """The checked request. Raises ApiError."""
+
+    def constraint(self, fields: T, model: Model) -> Wanted | None:
+        """What the answer is constrained to; None: any text. Raises ApiError."""
+        return wanted_of(fields)
+
+    def parsing(self, fields: T, model: Model) -> ParserChoice:
+        """What is read in the texts of the answer: nothing. Raises ApiError."""
+        return ParserChoice()
+
+    @abstractmethod
+    async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:
+        """The request's prompts. Raises ApiError."""
+
+
+LONG_ECHO = 1000
+"""Entries of one event, as an echoed prompt has them, that take long enough to write for others to notice."""
+
+
+async def collect(generation: Generation) -> list[ChoiceResult]:
+    """The choices of a generation that was started, whole; of more candidates than choices the ones with the
+    highest log probability per token."""
+    plan = generation.plan
+    parts: list[list[ChoiceDelta]] = [[] for _ in range(plan.count)]
+    while not generation.done:
+        for delta in await generation.next():
+            parts[delta.index].append(delta)
+    kept = list(range(plan.count))
+    if plan.ranks:
+        scores = [choice.mean_logprob for choice in generation.choices]
+        ranked = sorted(kept, key=lambda index: (index // plan.candidates, -scores[index]))
+        kept = [index for place, index in enumerate(ranked) if place % plan.candidates < plan.n]
+    return [_joined(plan, place, parts[index]) for place, index in enumerate(kept)]
+
+
+def _joined(plan: GenerationPlan, index: int, deltas: list[ChoiceDelta]) -> ChoiceResult:
+    scored = plan.top_count is not None
+    wants_ids = plan.fields.return_token_ids
+    return ChoiceResult(
+        index,
+        "".join(delta.text for delta in deltas),
+        tuple(entry for delta in deltas for entry in delta.entries) if scored else None,
+        deltas[-1].finish_reason or "stop",
+        deltas[-1].stop_reason,
+        [token_id for delta in deltas for token_id in delta.token_ids] if wants_ids else None,
+        deltas[0].prompt,
+        [part for delta in deltas for part in delta.parts or ()] if plan.parsing.needed else None,
+    )
+
+
+async def send_stream(
+    send: Send,
+    parts: PartSender,
+    generation: Generation,
+    writer: AnyWriter,
+    *,
+    on_error: Callable[[str], None],
+) -> None:
+    """Send the deltas of a generation that was started as server-sent events. An error is an event, followed
+    by [DONE].
+
+    Args:
+        send: of the request.
+        parts: sends what follows the head.
+        generation: what yields the deltas.
+        writer: how they are written.
+        on_error: called with the code of an error that only the stream could tell.
+    """
+    await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+    try:
+        await _send_deltas(parts, generation, writer)
+    except ClientGone:
+        raise
+    except Exception as failure:
+        if isinstance(failure, ApiError):
+            error = failure
+        else:
+            _log.exception("stream failed")
+            error = internal()
+        on_error(error.code or "")
+        await parts(sse_error_event(error) + SSE_DONE)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_deltas(parts: PartSender, generation: Generation, writer: AnyWriter) -> None:
+    fields = generation.plan.fields
+    running = generation.usage if fields.wants_running_usage else None
+    data = writer.opening(generation.plan.count, None if running is None else running())
+    while not generation.done:
+        for delta in await generation.next():
+            usage = None if running is None else running()
+            if len(delta.entries) > LONG_ECHO:
+                data += await asyncio.to_thread(writer.delta, delta, usage)
+            else:
+                data += writer.delta(delta, usage)
+        if data and not generation.done:
+            await parts(data)
+            data = b""
+    if fields.wants_usage:
+        data += writer.usage(generation.usage())
+    await parts(data + SSE_DONE)
+
+
 LARGE_LOGPROBS = 5000
 
 

@@ -1,12 +1,20 @@
-"""Small objects that several routes answer with."""
+"""Write answers: objects that several routes share, errors, parts of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from catenary.telemetry import is_request_id, new_id
+from gateway.errors import ApiError
+from gateway.http.disconnect import ClientGone
 
 T = TypeVar("T")
 
@@ -60,3 +68,86 @@ def page_of(found: Sequence[N], limit: int) -> Page[N]:
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
     """One object."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+Fields = Sequence[tuple[bytes, bytes]]
+"""Headers of an answer."""
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Write an error as the whole answer."""
+    body = error.body()
+    headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def error_bytes(error: ApiError, request_id: str, further: Fields = ()) -> bytes:
+    """An error as it goes over the wire, for a connection on which nothing follows."""
+    body = error.body()
+    fields = [
+        *error.headers(),
+        (REQUEST_ID.encode(), request_id.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *further,
+    ]
+    head = b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
+    return head + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + body
+
+
+def error_response(error: ApiError) -> Response:
+    """The same as a Starlette response."""
+    response = Response(error.body(), status_code=error.status)
+    for name, value in error.headers():
+        response.headers[name.decode()] = value.decode()
+    return response
+
+
+async def send_json(send: Send, body: bytes) -> None:
+    """Write a JSON object as the whole answer."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Deferred(Response):
+    """A response that does the whole work of its request: one scope holds all that must be released."""
+
+    def __init__(self, work: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The client is gone, and the framework would answer an exception with a 500.
+        with suppress(ClientGone):
+            await self._work(scope, receive, send)
+
+
+REQUEST_ID = "x-request-id"
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own id if it is a sane one, else a new one."""
+    sent = headers.get(REQUEST_ID, "")
+    return sent if is_request_id(sent) else new_id("req-")
+
+
+WRITE_EXTENSION = "catenary.write"
+"""Key of `scope["extensions"]`: writes a part of an answer that goes out in chunks, at once, and returns
+whether it did. It does not while the client reads too slowly, nor once it is gone: `send` knows what to do
+then."""
+
+PartSender = Callable[[bytes], Awaitable[None]]
+"""Sends the next bytes of an answer whose head was sent."""
+
+
+def part_sender(scope: Scope, send: Send) -> PartSender:
+    """Sends parts past all that stands between an answer and its connection: that concerns the head alone."""
+    write: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(WRITE_EXTENSION, {}).get("call")
+
+    async def send_part(part: bytes) -> None:
+        if write is None or not write(part):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    return send_part

@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from catenary.telemetry import Span, bind_request, get_logger, request_id, start_span, unrecorded
 from gateway.errors import ApiError, bad_request, internal
+from gateway.http.answers import REQUEST_ID, Fields, request_id_of, send_error
 from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
-from gateway.http.request_id import REQUEST_ID, request_id_of
-from gateway.http.respond import Fields, send_error
 from gateway.ignored import ignored_header
 
 _log = get_logger(__name__)

@@ -11,18 +11,16 @@ from typing import Any
 
 import httptools
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http.closing import HalfClosedClients, LingeringTransport, closed_unless_asked
-from gateway.http.parts import WRITE_EXTENSION
-from gateway.http.request_id import request_id_of
-from gateway.http.respond import Fields, error_bytes
-from gateway.http.room import Room
-from gateway.http.unchunked import unchunked
+from gateway.http.answers import WRITE_EXTENSION, Fields, error_bytes, request_id_of
+from gateway.http.closing import HalfClosedClients, LingeringTransport, Room, closed_unless_asked
 
 _log = get_logger(__name__)
+
 
 DROP_EXTENSION = "catenary.drop"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
@@ -421,3 +419,28 @@ def limited_protocol(
         "refusal_fields": None if refusal_fields is None else staticmethod(refusal_fields),
     }
     return type("BoundHttpProtocol", (LimitedHttpProtocol,), made)
+
+
+def unchunked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """`app`, whose answers of unknown length are ended by the end of the connection.
+
+    uvicorn frames what has no length in chunks, whatever the request's version, and holds what it must not
+    frame against a length. So each part of such an answer is announced as all that is left.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plain(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 from catenary.config import ConfigError
 from catenary.runtime import StartRefused
+from gateway.http.answers import Fields
 from gateway.http.protocol import HttpLimits, LimitedHttpProtocol, limited_protocol
-from gateway.http.respond import Fields
 
 BACKLOG = 2048
 

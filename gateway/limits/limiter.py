@@ -5,19 +5,79 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from limits import RateLimitItemPerMinute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from catenary.telemetry import get_logger
+from catenary.config import ConfigError
+from catenary.telemetry import get_logger, new_id
+from gateway.auth import owner_name, owner_of, read_key_file
+from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
-from gateway.limits.allowance import Allowance, Headers
+from gateway.http.answers import send_error
 from gateway.limits.store import Counters, LocalCounters, StoreAway, Window
 
 _log = get_logger(__name__)
 T = TypeVar("T")
+
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Allowance:
+    """One request's. `headers`: what its answer tells of the limits; they grow as more becomes known."""
+
+    def __init__(
+        self,
+        spend: Callable[[int, Headers], Awaitable[None]] | None = None,
+        charge: Callable[[int], None] | None = None,
+    ) -> None:
+        """`spend` counts prompt tokens or raises ApiError 429; `charge` counts what was generated."""
+        self._spend = spend
+        self._charge = charge
+        self._spent = False
+        self.headers: Headers = []
+
+    async def spend(self, prompt_tokens: int) -> None:
+        """The request's prompts have so many tokens. They count once, however often the request is tried.
+        Raises ApiError: more than the key has left (429)."""
+        if self._spend is not None and not self._spent:
+            await self._spend(prompt_tokens, self.headers)
+            self._spent = True
+
+    def charge(self, generated_tokens: int) -> None:
+        """So many were generated; they count, be it more than is left: then against the next minutes too."""
+        if self._charge is not None and generated_tokens:
+            self._charge(generated_tokens)
+
+
+@dataclass(slots=True)
+class Tried:
+    """One request that is tried until it is answered, under COUNTED in its ASGI scopes. `allowance`: once it
+    was counted; it costs its key's minutes no more from then on."""
+
+    allowance: Allowance | None = None
+
+
+COUNTED = "catenary.counted"
+
+_UNLIMITED = Allowance()
+_current: ContextVar[Allowance] = ContextVar("allowance", default=_UNLIMITED)
+
+
+def current_allowance() -> Allowance:
+    """That of the request that this task works on; without limits, one that allows everything."""
+    return _current.get()
+
+
+def allow(allowance: Allowance) -> None:
+    """Make it the current one of this task and those that it makes."""
+    _current.set(allowance)
+
 
 _REQUESTS, _TOKENS = "requests", "tokens"
 LIMIT_HEADERS = tuple(
@@ -232,3 +292,91 @@ def _refused(name: str, limit: int, wait_s: float, headers: Headers) -> ApiError
     after_ms = max(1000, math.ceil(wait_s * 1000))
     text = f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute)."
     return _with(headers, overloaded(text, retry_after_ms=after_ms))
+
+
+LIMITED = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+        "/v1/classify",
+        "/classify",
+        "/v1/pooling",
+        "/pooling",
+        "/invocations",
+    }
+)
+"""Routes on which engines compute something."""
+
+
+class LimitGate:
+    """ASGI middleware, behind the one that checks keys. Answers of limited routes tell of the limits."""
+
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
+        self._app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in LIMITED:
+            await self._app(scope, receive, send)
+            return
+        owner, request = owner_of(scope), new_id("at-")
+        tried: Tried = scope.get(COUNTED) or Tried()
+        try:
+            allowance = await self._limiter.enter(owner, request, tried.allowance)
+        except ApiError as refusal:
+            await send_error(send, refusal)
+            return
+        allow(allowance)
+        tried.allowance = allowance
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message.get("headers", ())}
+                more = [header for header in allowance.headers if header[0] not in names]
+                message["headers"] = [*message.get("headers", ()), *more]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        finally:
+            await self._limiter.leave(owner, request)
+
+
+def limiter_of(config: GatewayConfig) -> Limiter | None:
+    """None if no limit is set. Raises StartRefused for a store that is none, or a bad file of keys."""
+    limits = KeyLimits(
+        requests_per_minute=config.key_requests_per_minute,
+        tokens_per_minute=config.key_tokens_per_minute,
+        concurrent=config.key_concurrent,
+        refuse_when_away=config.limits_store_away == "refuse",
+    )
+    keys = {} if config.api_key_file is None else read_key_file(config.api_key_file)
+    own = {owner_name(key.encode()): _own(limits, given) for key, given in keys.items() if given}
+    if not (limits or any(own.values())):
+        return None
+    if config.limits_store is None:
+        return Limiter(limits, own=own)
+    # Redis is imported only where it is used: it is large.
+    from gateway.limits.shared import SharedCounters  # noqa: PLC0415
+
+    try:
+        counters = SharedCounters(config.limits_store, timeout_s=config.limits_store_timeout_s)
+    except ValueError:
+        raise ConfigError("--limits-store: must be redis://HOST:PORT/DB") from None
+    return Limiter(limits, counters, own=own)
+
+
+def _own(common: KeyLimits, given: Mapping[str, int]) -> KeyLimits:
+    return KeyLimits(
+        requests_per_minute=given.get("requests_per_minute", common.requests_per_minute),
+        tokens_per_minute=given.get("tokens_per_minute", common.tokens_per_minute),
+        concurrent=given.get("concurrent", common.concurrent),
+        refuse_when_away=common.refuse_when_away,
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, Protocol
 
+from catenary.columns import LogprobValues, split
 from catenary.v1 import common_pb2
-from gateway.errors import ApiError
-from gateway.streaming.entries import TokenLogprob
+from gateway.errors import ApiError, from_wire, internal, unavailable
+from gateway.streaming.delta import TokenLogprob
 
 TAKE_TOKENS = 256
 
@@ -140,3 +142,88 @@ class Inbox:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Reader(Protocol):
+    """Takes the output of a sequence."""
+
+    def extend(
+        self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
+    ) -> bool:
+        """Add a step's tokens, and log probabilities of tokens of the prompt. False: the reader is too far
+        behind and the sequence should be given up."""
+
+
+def deliver(
+    step: common_pb2.StepOutput, lookup: Callable[[int], Reader | None]
+) -> Iterator[tuple[int, common_pb2.SequenceEnd | None]]:
+    """Give each row to its reader. Rows of unknown handles are passed over: their abort is on its way.
+
+    Yields (handle, end) for each sequence that is over: how it ended, or None if its reader is too far
+    behind. Raises MalformedStep before anything was delivered.
+    """
+    for row in split(step):
+        reader = lookup(row.handle)
+        if reader is None:
+            continue
+        logprobs = [] if row.logprobs is None else _logprobs(row.logprobs)
+        prompt = () if row.prompt_logprobs is None else _logprobs(row.prompt_logprobs)
+        # An end alone is no answer yet: a stream that has begun can have no HTTP status for what follows.
+        if (row.token_ids or prompt) and not reader.extend(row.token_ids, logprobs, prompt):
+            yield row.handle, None
+        elif row.end is not None:
+            yield row.handle, row.end
+
+
+def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
+    """An end as the request sees it."""
+    cached = end.usage.cached_tokens
+    if end.reason == common_pb2.FINISH_REASON_STOP:
+        stop_token = end.stop_token_id if end.HasField("stop_token_id") else None
+        return SequenceEnded(end.reason, stop_token, cached, None, _beams(end), end.vector)
+    if end.reason == common_pb2.FINISH_REASON_LENGTH:
+        return SequenceEnded(end.reason, None, cached, None, _beams(end))
+    if end.reason == common_pb2.FINISH_REASON_ABORT:
+        # Aborts of our own are no longer looked up: this one was decided elsewhere.
+        return SequenceEnded(end.reason, error=unavailable("The request was aborted by the server."))
+    return SequenceEnded(end.reason, error=from_wire(end.error) if end.HasField("error") else internal())
+
+
+def _beams(end: common_pb2.SequenceEnd) -> tuple[FoundBeam, ...]:
+    return tuple(
+        FoundBeam(
+            list(found.token_ids),
+            _logprobs(found.logprobs) if found.HasField("logprobs") else None,
+            found.reason,
+            found.stop_token_id if found.HasField("stop_token_id") else None,
+        )
+        for found in end.hypotheses
+    )
+
+
+def _logprobs(values: LogprobValues) -> list[TokenLogprob]:
+    ids, tops = iter(values.top_ids), iter(values.top_logprobs)
+    return [
+        TokenLogprob(sampled, tuple(islice(ids, count)), tuple(islice(tops, count)))
+        for sampled, count in zip(values.sampled, values.top_counts, strict=True)
+    ]
+
+
+class Session(Protocol):
+    """Takes sequences and sees each through to its end, whatever engines and routers do meanwhile.
+    Implemented by `Routers`; neither method waits."""
+
+    def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
+        """Raises ApiError if such a sequence would be refused now: asking first saves the rendering."""
+
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
+        """Send a sequence off; its output goes to `feed`. Returns its handle.
+
+        `spec` is kept. `same_prompt_as` is the handle of another sequence with the same prompt; the token ids
+        are then taken out of `spec`. Raises ApiError.
+        """
+
+    def abort(self, handle: int) -> None:
+        """Give a sequence up. Its output is not looked at any more. Idempotent."""

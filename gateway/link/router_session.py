@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import count
 from typing import Protocol, TypeAlias
 
@@ -14,11 +15,86 @@ from catenary.columns import MalformedStep
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from gateway.link.shed import Shed
-from gateway.link.silence import Silence
-from gateway.link.steps import Reader, deliver
+from gateway.link.inbox import Reader, deliver
 
 _log = get_logger(__name__)
+
+
+_LOOKS = 4
+
+
+class Silence:
+    """Measures how long nothing was heard. A time in which this process itself stood still does not count:
+    what came meanwhile is not read yet."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+
+    def heard(self) -> None:
+        """Something came."""
+        self._heard = self._loop.time()
+
+    async def wait(self) -> None:
+        """Return once nothing was heard for `limit_s` seconds."""
+        look_s = self.limit_s / _LOOKS
+        while (left := self._heard + self.limit_s - self._loop.time()) > 0:
+            due = self._loop.time() + min(left, look_s)
+            await asyncio.sleep(min(left, look_s))
+            if self._loop.time() - due > look_s:
+                self.heard()
+
+
+# More than any router of ours tells.
+MAX_ENTRIES = 1024
+_TEXT = "The server is full for requests of this kind. Try again later."
+
+Key = tuple[str, int, str | None]
+
+
+class Shed:
+    """One router's last word. Each entry holds for its retry time at the most. `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._entries: dict[Key, tuple[common_pb2.ErrorCode.ValueType, float]] = {}
+
+    def update(self, state: router_pb2.ShedState) -> None:
+        """It replaces what was said before."""
+        now = self._clock()
+        self._entries = {
+            (entry.model, entry.priority_class, entry.tenant if entry.HasField("tenant") else None): (
+                entry.code,
+                now + entry.retry_after_ms / 1000,
+            )
+            for entry in state.entries[:MAX_ENTRIES]
+        }
+
+    def clear(self) -> None:
+        """Nothing is known of it any more."""
+        self._entries = {}
+
+    def refusal(
+        self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str
+    ) -> common_pb2.Error | None:
+        """Why such a sequence would be refused; None: it would not, as far as is known."""
+        if not self._entries:
+            return None
+        now = self._clock()
+        wanted = priority_class or common_pb2.PRIORITY_CLASS_DEFAULT
+        for whose in (tenant, None):
+            found = self._entries.get((model, wanted, whose))
+            if found is not None and found[1] > now:
+                return common_pb2.Error(
+                    code=found[0],
+                    message=_TEXT,
+                    retryable=True,
+                    retry_after_ms=max(1, round((found[1] - now) * 1000)),
+                )
+        return None
+
+
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 3.0
 # Between two looks whether an address still leads to a router that another one leads to.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -20,18 +23,192 @@ from catenary.resume import (
     Resumable,
     ResumePolicy,
 )
+from catenary.rpc import NamedAddresses, resolve
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
-from gateway.link.inbox import SequenceEnded, SequenceFeed
+from gateway.link.inbox import SequenceEnded, SequenceFeed, ended
 from gateway.link.router_session import RouterSession
 from gateway.link.sequence import LinkedSequence, PromptGroup
-from gateway.link.spread import home, least
-from gateway.link.steps import ended
-from gateway.link.targets import Dial, RouterTargets
-from gateway.link.view import ServedModels
 
 _log = get_logger(__name__)
+
+
+class Place(Protocol):
+    """A router that can be given sequences."""
+
+    @property
+    def address(self) -> str:
+        """The same in every gateway."""
+
+    @property
+    def live(self) -> int:
+        """Sequences of this gateway that it has."""
+
+
+P = TypeVar("P", bound=Place)
+
+
+def home(tenant: str, places: Sequence[P]) -> P:
+    """The place that has the whole of a tenant, whichever gateway asks: a router is fair among those whose
+    requests it sees. If it leaves, its tenants are spread over the others, and no other tenant moves
+    (rendezvous hashing: the highest digest of tenant and address)."""
+    return max(places, key=lambda place: _digest(tenant, place.address))
+
+
+def least(places: Sequence[P], turn: int) -> P:
+    """The place that has the fewest sequences of this gateway: where requests without a tenant
+    go. Equals take turns by `turn`, a number that rises."""
+    first = turn % len(places)
+    return min((*places[first:], *places[:first]), key=lambda place: place.live)
+
+
+def _digest(tenant: str, address: str) -> bytes:
+    return blake2b(f"{tenant}\0{address}".encode(), digest_size=8).digest()
+
+
+Models = Mapping[str, router_pb2.ServedModel]
+
+
+class ServedModels:
+    """The models that the routers serve together. One that has gone is awaited for `wait_s`, since its
+    engines or its router may come back."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._serving: Models = {}
+        # Those that were served a moment ago, until when they are waited for.
+        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
+
+    def awaits(self, model: str, now: float) -> bool:
+        """Whether a model without a serving engine was served a moment ago."""
+        awaited = self._awaited.get(model)
+        return awaited is not None and now < awaited[0]
+
+    def update(self, routers: Sequence[Models], now: float) -> list[router_pb2.ServedModel]:
+        """Take over what each router tells now. Returns all models, awaited ones too: see `merged`."""
+        until = now + self._wait_s
+        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
+        self._serving = {
+            name: model for models in routers for name, model in models.items() if model.serving_engines
+        }
+        self._awaited = {
+            name: awaited
+            for name, awaited in self._awaited.items()
+            if name not in self._serving and self.awaits(name, now)
+        }
+        return merged(routers, [model for _, model in self._awaited.values()])
+
+
+def merged(
+    routers: Sequence[Models], awaited: Iterable[router_pb2.ServedModel] = ()
+) -> list[router_pb2.ServedModel]:
+    """One entry for each model that a router tells of.
+
+    Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
+    of the router that has most of the engines. The context is the shortest of any. A model of `awaited` that
+    no router tells of is listed without engines.
+    """
+    found: dict[str, list[router_pb2.ServedModel]] = {}
+    for models in routers:
+        for name, model in models.items():
+            found.setdefault(name, []).append(model)
+    for model in awaited:
+        if model.info.name not in found:
+            found[model.info.name] = [_without_engines(model)]
+    return [_best(models) for models in found.values()]
+
+
+def _best(models: Sequence[router_pb2.ServedModel]) -> router_pb2.ServedModel:
+    best = max(models, key=lambda model: model.serving_engines)
+    if len(models) == 1:
+        return best
+    one = router_pb2.ServedModel()
+    one.CopyFrom(best)
+    serving = [model for model in models if model.serving_engines] or models
+    one.info.max_model_len = min(model.info.max_model_len for model in serving)
+    one.created = min(model.created for model in models)
+    return one
+
+
+def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
+    return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
+
+
+Dial = Callable[[str, str], grpc.aio.Channel]
+
+
+@dataclass(slots=True)
+class _Target:
+    session: RouterSession
+    channel: grpc.aio.Channel
+    task: asyncio.Task[None]
+
+
+class RouterTargets:
+    """One session for each address. A name is looked up again and again; an address that it does not stand
+    for any more is dropped once its session is down."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        dial: Dial,
+        open_session: Callable[[str, grpc.aio.Channel], RouterSession],
+        *,
+        look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
+    ) -> None:
+        """`dial(address, name)` makes a channel. Raises ValueError for what is not an address."""
+        self._addresses = NamedAddresses(addresses, look_up)
+        self._dial = dial
+        self._open_session = open_session
+        self._targets: dict[str, _Target] = {}
+        self._channels: set[grpc.aio.Channel] = set()
+
+    @property
+    def sessions(self) -> list[RouterSession]:
+        """All of them, connected or not."""
+        return [target.session for target in self._targets.values()]
+
+    async def run(self) -> None:
+        """Keep a session to each router until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._addresses.literal:
+                self._add(tasks, address, address)
+            while self._addresses.names:
+                await self._look_up(tasks)
+                connected = any(session.connected for session in self.sessions)
+                await asyncio.sleep(self._addresses.pause_s(connected=connected))
+
+    async def close(self) -> None:
+        """Close all channels, once `run` has ended."""
+        for channel in list(self._channels):
+            await channel.close()
+
+    async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
+        known = {address: target.session.connected for address, target in self._targets.items()}
+        wanted = await self._addresses.wanted(known)
+        for address, name in wanted.items():
+            if address not in self._targets:
+                self._add(tasks, address, name)
+        for address, target in list(self._targets.items()):
+            if address not in wanted and not target.session.connected:
+                await self._drop(address, target)
+
+    def _add(self, tasks: asyncio.TaskGroup, address: str, name: str) -> None:
+        channel = self._dial(address, name)
+        self._channels.add(channel)
+        session = self._open_session(address, channel)
+        task = tasks.create_task(session.run(), name=f"router-session {address}")
+        self._targets[address] = _Target(session, channel, task)
+
+    async def _drop(self, address: str, target: _Target) -> None:
+        del self._targets[address]
+        target.task.cancel()
+        await asyncio.wait({target.task})
+        self._channels.discard(target.channel)
+        await target.channel.close()
+
+
 _UNREACHABLE = "The router is not reachable."
 
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]

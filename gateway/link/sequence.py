@@ -10,7 +10,7 @@ from catenary.resume import Failure, Resumable
 from catenary.v1 import common_pb2
 from gateway.link.inbox import SequenceFeed
 from gateway.link.router_session import RouterSession
-from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.delta import TokenLogprob
 
 
 class Owner(Protocol):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from gateway.parsing.call_arguments import PythonReader, TaggedReader, read_until
-from gateway.parsing.markers import MarkerSet
-from gateway.parsing.output import Output
-from gateway.parsing.source import MAX_DRAFT, CutShort, Malformed, Scan, Source
-from gateway.parsing.syntax import (
+from gateway.parsing.formats import (
     Branch,
     CallList,
     CallObject,
@@ -22,6 +19,8 @@ from gateway.parsing.syntax import (
     Word,
     WordKind,
 )
+from gateway.parsing.output import Output
+from gateway.parsing.source import MAX_DRAFT, CutShort, Malformed, MarkerSet, Scan, Source
 from gateway.parsing.toolset import ToolSet
 
 _ID_PREFIX = "functions."

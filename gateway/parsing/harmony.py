@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.parsing.call_objects import CallReader
-from gateway.parsing.markers import MarkerSet
+from gateway.parsing.call_arguments import CallReader
 from gateway.parsing.output import Output
-from gateway.parsing.source import CutShort, Emit, Malformed, Scan, Source
+from gateway.parsing.source import CutShort, Emit, Malformed, MarkerSet, Scan, Source
 from gateway.parsing.toolset import ToolSet
 
 START = "<|start|>"

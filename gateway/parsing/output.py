@@ -1,15 +1,123 @@
-"""Parts as scanners make them, joined as far as they are of one kind."""
+"""What a model's text is made of: content up to stop strings, reasoning and calls, as events with ids."""
 
 from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol, TypeAlias
 
-from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from catenary.text import StopScanner
 from gateway.parsing.source import Source
-from gateway.parsing.stops import ContentStops, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader. Never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote for itself. Never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call of a function begins. `index` counts the calls of a choice from 0; `id` is unique."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments. The texts of a whole call, joined, are a JSON object. Never empty."""
+
+    index: int
+    text: str
+
+
+Part: TypeAlias = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+class OutputParser(Protocol):
+    """Reads one choice's text.
+
+    What all parts of a kind add up to does not depend on how the text was cut. Nothing raises: text that
+    only looks like a call is content."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that this text makes certain, in order."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """The rest, once nothing follows. The parser must not be used again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A stop string that ended an answer. Places count the characters of the whole text, as it was parsed.
+
+    text: the string; shown: where the text that is shown ends; end: the place behind the string."""
+
+    text: str
+    shown: int
+    end: int
+
+
+class ContentStops:
+    """Looks for stop strings in content as a parser finds it.
+
+    Content that reasoning, a call or a marker parts is two texts: no stop string begins in one and ends in
+    the other."""
+
+    __slots__ = ("_end", "_include", "_scanner", "begin", "found")
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        """`stops`: none is empty; `include`: the stop string is content too."""
+        self._scanner = StopScanner(stops)
+        self._include = include
+        self._end = 0
+        self.begin = 0
+        """Nothing is looked for in front of this place."""
+        self.found: Stop | None = None
+
+    def read(self, text: str, end: int) -> str:
+        """Take content that ends at the place `end`; returns what of it, and of what was held, is shown."""
+        if self.found is not None:
+            return ""
+        start = end - len(text)
+        before = self.flush() if start != self._end else ""
+        self._end = end
+        if start < self.begin:
+            free = text[: self.begin - start]
+            before += self.flush() + free
+            text = text[len(free) :]
+        held = self._scanner.held
+        scan = self._scanner.feed(text)
+        if (matched := scan.matched) is None:
+            return before + scan.text
+        shown = end - len(text) - held + len(scan.text)
+        behind = shown + len(matched)
+        self.found = Stop(matched, behind if self._include else shown, behind)
+        return before + scan.text + (matched if self._include else "")
+
+    def flush(self) -> str:
+        """The content held back, where it ends."""
+        return self._scanner.flush()
+
+    def settled(self, place: int) -> int:
+        """How much of the text in front of `place` no stop string can cut away any more."""
+        return min(place, self._end - self._scanner.held) if self._scanner.held else place
+
 
 _ALPHABET = string.ascii_letters + string.digits
 

@@ -8,9 +8,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from gateway.parsing.calls import Calls
-from gateway.parsing.markers import MarkerSet
 from gateway.parsing.output import Output
-from gateway.parsing.source import Scan, Source
+from gateway.parsing.source import MarkerSet, Scan, Source
 
 # Blanks that may wait for the marker behind them.
 _MAX_SPACE = 64

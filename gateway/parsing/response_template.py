@@ -1,20 +1,21 @@
 """A checkpoint's declarative response template (transformers' `response_template`) as formats of ours.
 
-It is understood as far as it describes calls and reasoning in the ways that syntax.py has words for; one that
-says more is not used at all, and the parsers that the chat template tells of are."""
+It is understood as far as it describes calls and reasoning in the ways that formats.py has words for; one
+that says more is not used at all, and the parsers that the chat template tells of are. Its regular
+expressions are never run on a model's text: what they say becomes a format, or is not understood.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.parsing.patterns import Group, Item, Space, read_pattern
-from gateway.parsing.reasoning import ReasoningFormat
-from gateway.parsing.syntax import (
+from gateway.parsing.formats import (
     CallList,
     CallObject,
     JsonArguments,
@@ -26,6 +27,55 @@ from gateway.parsing.syntax import (
     Word,
     WordKind,
 )
+from gateway.parsing.reasoning import ReasoningFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A named group."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """White space, or none."""
+
+
+Item: TypeAlias = str | Group | Space
+
+_GROUP = re.compile(r"\(\?P<(\w+)>(?:\[[^\]]*\]|\\w|\.)[*+]\??\)")
+_SPACE = re.compile(r"\\s[*+]\??")
+_ESCAPED = re.compile(r"\\([^\w\s])|\\(n)|\\(t)")
+_PLAIN = re.compile(r"[^\\()\[\]{}.*+?|^$]+")
+
+
+def read_pattern(pattern: str) -> list[Item] | None:
+    """The parts of a pattern: literal texts, named groups that take anything, white space. None: there is
+    something else in it."""
+    items: list[Item] = []
+    position = 0
+    while position < len(pattern):
+        if match := _GROUP.match(pattern, position):
+            items.append(Group(match[1]))
+        elif match := _SPACE.match(pattern, position):
+            items.append(Space())
+        elif match := _ESCAPED.match(pattern, position):
+            _add(items, match[1] or ("\n" if match[2] else "\t"))
+        elif match := _PLAIN.match(pattern, position):
+            _add(items, match[0])
+        else:
+            return None
+        position = match.end()
+    return items
+
+
+def _add(items: list[Item], text: str) -> None:
+    if items and isinstance(items[-1], str):
+        items[-1] += text
+    else:
+        items.append(text)
+
 
 NAME = "response_template"
 _CALLS = "tool_calls"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -12,21 +16,130 @@ from catenary.telemetry import current_traceparent, new_id, span_here
 from catenary.v1 import common_pb2
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
-from gateway.errors import unavailable
-from gateway.generation.priorities import Standing
+from gateway.errors import ApiError, internal, timed_out, unavailable
+from gateway.generation.plan import Standing
 from gateway.generation.service import GenerationService
+from gateway.http.answers import send_json
 from gateway.http.disconnect import ClientGone, ClientWatch
-from gateway.http.respond import send_json
-from gateway.limits.allowance import current_allowance
-from gateway.link.session import Session
+from gateway.limits.limiter import current_allowance
+from gateway.link.inbox import Inbox, SequenceEnded, Session
 from gateway.metrics import GatewayMetrics, RequestTimer
-from gateway.pooling.endpoint import PooledEndpoint, PooledTask, T
-from gateway.pooling.rendering import render
-from gateway.pooling.run import DocumentRun
-from gateway.pooling.work import Document, Pooled, Work
-from gateway.streaming.usage import usage_of
+from gateway.pooling.work import Document, Pooled, Work, render
+from gateway.schemas.base import RequestLimits
+from gateway.schemas.pooling import PooledFields
+from gateway.streaming.writer import usage_of
 from gateway.text.models import Model, ModelBoard
 from gateway.text.pool import TokenizerPool
+
+_FULL = 429
+
+
+class DocumentRun:
+    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
+
+    A document that finds the queues full waits until another one of this request has left them; the window
+    is smaller then, and grows again slowly.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[common_pb2.SequenceSpec],
+        session: Session,
+        *,
+        window: int,
+        deadline: float,
+    ) -> None:
+        """`window`: documents that are submitted and have not ended. `deadline`: by the loop's clock."""
+        self._specs = specs
+        self._session = session
+        self._most = self._window = float(window)
+        self._deadline = deadline
+        # A document gives no tokens; the limit is there to be passed.
+        self._inbox = Inbox(1)
+        self._live: dict[int, int] = {}
+        self._pending = deque(range(len(specs)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._live.values():
+            self._session.abort(handle)
+
+    def interrupt(self, error: Exception) -> None:
+        """Make `vectors` raise."""
+        self._inbox.interrupt(error)
+
+    async def vectors(self) -> list[bytes]:
+        """The documents' vectors, in order. Raises ApiError, or the error of `interrupt`."""
+        found = [b""] * len(self._specs)
+        self._fill()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while self._live:
+                    for feed in await self._inbox.wait():
+                        self._take(feed.index, feed.take().end, found)
+                    self._fill()
+        except TimeoutError:
+            raise timed_out("The request took longer than the server allows.") from None
+        return found
+
+    def _take(self, index: int, end: SequenceEnded | None, found: list[bytes]) -> None:
+        if end is None or index not in self._live:
+            return
+        del self._live[index]
+        if end.error is not None:
+            self._wait_for_room(index, end.error)
+            return
+        if not end.vector:
+            raise internal()
+        found[index] = end.vector
+        self._window = min(self._most, self._window + 1 / self._window)
+
+    def _fill(self) -> None:
+        while self._pending and len(self._live) + 1 <= self._window:
+            index = self._pending.popleft()
+            try:
+                self._live[index] = self._session.submit(self._specs[index], self._inbox.feed(index))
+            except ApiError as error:
+                self._wait_for_room(index, error)
+
+    def _wait_for_room(self, index: int, error: ApiError) -> None:
+        """Puts a document back. Raises `error` unless queues are full and others of this request in them."""
+        if error.status != _FULL or not self._live:
+            raise error
+        self._pending.appendleft(index)
+        self._window = float(len(self._live))
+
+
+T = TypeVar("T", bound=PooledFields)
+
+
+class PooledTask(ABC, Generic[T]):
+    """What a request asks to be computed: how it is read, and what its documents are."""
+
+    id_prefix: ClassVar[str]
+    """What ids of its answers begin with."""
+    tasks: ClassVar[tuple[int, ...]]
+    """Of the models that it works with."""
+
+    @abstractmethod
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
+        """The checked request. Raises ApiError."""
+
+    @abstractmethod
+    async def work(self, fields: T, model: Model) -> Work:
+        """What is to be computed. Raises ApiError."""
+
+
+class PooledEndpoint(PooledTask[T]):
+    """A route: a task that is answered over HTTP."""
+
+    @abstractmethod
+    def write(self, fields: T, pooled: Pooled) -> bytes:
+        """The answer's JSON. May take long: it runs beside the loop."""
 
 
 class PoolingService:

@@ -6,10 +6,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.responses.items import OutputItem, OutputText, ReasoningText
-from gateway.responses.objects import Response
-from gateway.streaming.logprobs import ChatLogprob
-from gateway.streaming.sse import sse_event
+from gateway.responses.objects import OutputItem, OutputText, ReasoningText, Response
+from gateway.streaming.delta import ChatLogprob
+from gateway.streaming.writer import sse_event
 
 
 class Event(msgspec.Struct, tag_field="type"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
 from gateway.http.answers import Page, page_of
-from gateway.responses import items
+from gateway.responses import objects
 from gateway.responses.objects import ResponseStatus, current_form, decode_response, encode_response
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
@@ -77,7 +77,7 @@ class Library:
             return data
         return (await self.get(owner, response_id)).response
 
-    async def referenced(self, owner: str, references: Mapping[int, str]) -> dict[str, items.Item]:
+    async def referenced(self, owner: str, references: Mapping[int, str]) -> dict[str, objects.Item]:
         """Stored items by their ids.
 
         Raises ApiError 400 that names the first place of the input whose item is not there.
@@ -97,9 +97,9 @@ class Library:
                 f"{self._max_bytes / _MIB:.3g} MiB.",
                 "input",
             )
-        return {item_id: items.decode_item(data) for item_id, data in found.items()}
+        return {item_id: objects.decode_item(data) for item_id, data in found.items()}
 
-    async def conversation(self, owner: str, response_id: str) -> list[items.Item]:
+    async def conversation(self, owner: str, response_id: str) -> list[objects.Item]:
         """All items up to the end of a response. Raises ApiError 400 for one that cannot be gone on from."""
         if self._store is None:
             raise _no_previous()
@@ -120,10 +120,10 @@ class Library:
         return await asyncio.to_thread(_items_of, records)
 
 
-def _items_of(records: Sequence[StoredResponse]) -> list[items.Item]:
-    found: list[items.Item] = []
+def _items_of(records: Sequence[StoredResponse]) -> list[objects.Item]:
+    found: list[objects.Item] = []
     for record in records:
-        found += items.decode_items(record.items)
+        found += objects.decode_items(record.items)
         found += decode_response(record.response).output
     return found
 
@@ -137,7 +137,7 @@ def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResp
         response.status,
         response.previous_response_id,
         encode_response(response),
-        items.encode_items(request.given),
+        objects.encode_items(request.given),
         runner,
     )
 
@@ -155,7 +155,7 @@ def _no_previous() -> ApiError:
     )
 
 
-def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | None) -> Page[items.Item]:
+def page(found: Sequence[objects.Item], *, order: str, limit: int, after: str | None) -> Page[objects.Item]:
     """Items as a list of the API. Raises ApiError 400 if `after` is none of them.
 
     Args:
@@ -173,6 +173,6 @@ def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | No
     return page_of(ordered, limit)
 
 
-def stored_items(record: StoredResponse) -> list[items.Item]:
+def stored_items(record: StoredResponse) -> list[objects.Item]:
     """The input of a stored response, oldest first."""
-    return items.decode_items(record.items)
+    return objects.decode_items(record.items)

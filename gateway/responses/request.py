@@ -4,29 +4,333 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from msgspec import UNSET
+
 from catenary.telemetry import new_id
 from gateway.errors import ApiError, bad_request
-from gateway.generation.endpoint import Endpoint
-from gateway.responses import items
-from gateway.responses.conversion import Origins, chat_body, of_response
-from gateway.responses.given import given_items
+from gateway.generation.service import Endpoint
+from gateway.ignored import current_ignored
+from gateway.responses import objects
 from gateway.responses.objects import Response, ResponseStatus
+from gateway.schemas import response_items as schema
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
-from gateway.schemas.responses import CHAT_PARAMETERS, ReasoningOptions, ResponsesRequest
+from gateway.schemas.responses import (
+    BY_CHAT_NAME,
+    CHAT_PARAMETERS,
+    OTHER_TOOLS,
+    ReasoningOptions,
+    ResponsesRequest,
+    ResponseTool,
+)
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
+
+T = TypeVar("T")
+
+
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+
+def given_items(
+    given: Sequence[schema.InputItem], new_id: Callable[[str], str], stored: Mapping[str, objects.Item]
+) -> list[objects.Item]:
+    """The items of a request. An id that the client sent is kept, others get one.
+
+    `stored`: what references refer to."""
+    return [
+        stored[item.id]
+        if isinstance(item, schema.ItemReference)
+        else _given_item(item, item.id or new_id(_PREFIXES[item.type]))
+        for item in given
+    ]
+
+
+def references(given: Sequence[schema.InputItem]) -> dict[int, str]:
+    """The ids of the stored items that an input refers to, by their places."""
+    return {place: item.id for place, item in enumerate(given) if isinstance(item, schema.ItemReference)}
+
+
+def _given_item(item: schema.WholeItem, item_id: str) -> objects.Item:
+    status = item.status or objects.COMPLETED
+    if isinstance(item, schema.MessageItem):
+        kind = objects.OutputText if item.role == "assistant" else objects.InputText
+        parts = [kind(part.text) for part in item.content]
+        return objects.ResponseMessage(
+            item_id, item.role, parts, status, UNSET if item.phase is None else item.phase
+        )
+    if isinstance(item, schema.FunctionCallItem):
+        return objects.FunctionCall(item_id, item.call_id, item.name, item.arguments, status)
+    if isinstance(item, schema.FunctionCallOutputItem):
+        output = [objects.InputText(part.text) for part in item.output]
+        return objects.FunctionCallOutput(item_id, item.call_id, output, status)
+    return objects.Reasoning(
+        item_id,
+        [objects.SummaryText(part.text) for part in item.summary],
+        [objects.ReasoningText(part.text) for part in item.content or ()],
+        status,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message of a chat came from."""
+
+    item: str
+    """The field of the (last) item that it was made from."""
+    calls: tuple[str, ...] = ()
+    """That of each of its calls."""
+
+
+class _Turn:
+    """What a model put out in one go: its reasoning, its text and its calls are one message of a chat."""
+
+    def __init__(self) -> None:
+        self._origin = ""
+        self._call_origins: list[str] = []
+        self._reasoning: list[str] = []
+        self._texts: list[str] | None = None
+        self._calls: list[dict[str, Any]] = []
+
+    def takes(self, item: objects.OutputItem) -> bool:
+        """Whether `item` goes on with it, in the order in which models put things out."""
+        if isinstance(item, objects.Reasoning):
+            return self._texts is None and not self._calls
+        return isinstance(item, objects.FunctionCall) or (self._texts is None and not self._calls)
+
+    def add(self, item: objects.OutputItem, origin: str) -> None:
+        """Take an item."""
+        self._origin = origin
+        if isinstance(item, objects.Reasoning):
+            self._reasoning += [part.text for part in item.content]
+        elif isinstance(item, objects.FunctionCall):
+            function = {"name": item.name, "arguments": item.arguments}
+            self._calls.append({"id": item.call_id, "type": "function", "function": function})
+            self._call_origins.append(origin)
+        else:
+            self._texts = [part.text for part in item.content]
+
+    @property
+    def origin(self) -> Origin:
+        """Where the message comes from."""
+        return Origin(self._origin, tuple(self._call_origins))
+
+    def message(self) -> dict[str, Any]:
+        """The message."""
+        content = "".join(self._texts) if self._texts is not None else None
+        made: dict[str, Any] = {"role": "assistant", "content": content}
+        if content is None and not self._calls:
+            made["content"] = ""
+        if self._reasoning:
+            made["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            made["tool_calls"] = self._calls
+        return made
+
+
+def chat_messages(
+    conversation: Iterable[tuple[objects.Item, str]],
+) -> Iterator[tuple[dict[str, Any], Origin]]:
+    """The messages of a chat, each with its origin.
+
+    Args:
+        conversation: items, and where each came from.
+    """
+    turn: _Turn | None = None
+    for item, origin in conversation:
+        if isinstance(item, objects.FunctionCallOutput) or (
+            isinstance(item, objects.ResponseMessage) and item.role != "assistant"
+        ):
+            if turn is not None:
+                yield turn.message(), turn.origin
+                turn = None
+            yield _message(item), Origin(origin)
+            continue
+        if turn is not None and not turn.takes(item):
+            yield turn.message(), turn.origin
+            turn = None
+        turn = turn or _Turn()
+        turn.add(item, origin)
+    if turn is not None:
+        yield turn.message(), turn.origin
+
+
+def _message(item: objects.ResponseMessage | objects.FunctionCallOutput) -> dict[str, Any]:
+    if isinstance(item, objects.ResponseMessage):
+        return {"role": item.role, "content": _content([part.text for part in item.content])}
+    texts = [item.output] if isinstance(item.output, str) else [part.text for part in item.output]
+    return {"role": "tool", "tool_call_id": item.call_id, "content": _content(texts)}
+
+
+def _content(texts: list[str]) -> Any:
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+PREVIOUS = "previous_response_id"
+INSTRUCTIONS = "instructions"
+_INPUT = "input."
+# Taken over as they are.
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "service_tier",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where in a response's request its chat came from: each message, and each tool by its place."""
+
+    messages: Sequence[Origin]
+    tools: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatBody:
+    """The body of a chat, and where it came from."""
+
+    body: dict[str, Any]
+    origins: Origins
+
+
+def chat_body(
+    request: ResponsesRequest,
+    history: Sequence[objects.Item],
+    given: Sequence[objects.Item],
+    extensions: dict[str, Any],
+) -> ChatBody:
+    """The chat that answers a request.
+
+    Args:
+        request: the request.
+        history: the items of the responses before it.
+        given: its own input as items.
+        extensions: parameters of chats that the request has beside its own.
+    """
+    messages: list[dict[str, Any]] = []
+    origins: list[Origin] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+        origins.append(Origin(INSTRUCTIONS))
+    sources = [PREVIOUS] * len(history) + [f"{_INPUT}{index}" for index in range(len(given))]
+    for message, origin in chat_messages(zip([*history, *given], sources, strict=True)):
+        messages.append(message)
+        origins.append(origin)
+    values = {name: getattr(request, name) for name in _SAME} | {
+        "messages": messages,
+        "max_completion_tokens": request.max_output_tokens,
+        "tools": [chat_tool(tool) for tool in request.functions.values()] or None,
+        "tool_choice": _tool_choice(request.tool_choice),
+        "response_format": _response_format(request),
+        "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
+        "logprobs": True if request.wants_logprobs else None,
+        "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
+    }
+    if request.truncation == "auto":
+        values["truncation"] = request.truncation
+    body = extensions | {name: value for name, value in values.items() if value is not None}
+    return ChatBody(body, Origins(origins, list(request.functions)))
+
+
+def chat_tool(tool: ResponseTool) -> dict[str, Any]:
+    """A tool as chats have it: the function in an object of its own."""
+    function = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": kind, "function": {name: value for name, value in choice.items() if name != "type"}}
+    if kind == "allowed_tools":
+        inner = {name: value for name, value in choice.items() if name != "type"}
+        if isinstance(inner.get("tools"), list):
+            inner["tools"] = [
+                _tool_choice(tool) for place, tool in enumerate(inner["tools"]) if _offered(tool, place)
+            ]
+        return {"type": kind, "allowed_tools": inner}
+    return choice
+
+
+def _offered(tool: Any, place: int) -> bool:
+    """Whether an allowed tool is a function, or anything else that the chat is to judge."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind not in OTHER_TOOLS:
+        return True
+    current_ignored().note("tool_choice", "tools", place)
+    return False
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    chosen = request.text.format if request.text is not None else None
+    if chosen is None or chosen.type == "text":
+        return None
+    if chosen.type == "json_object":
+        return {"type": chosen.type}
+    schema = chosen.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
+    return {"type": chosen.type, "json_schema": schema}
+
+
+def of_response(error: ApiError, origins: Origins) -> ApiError:
+    """An error of the chat as one of the response: its fields under the names that the client used."""
+    if error.param is None:
+        return error
+    param = _origin(error.param, origins)
+    message = error.message.replace(f"'{error.param}'", f"'{param}'")
+    return ApiError(
+        error.status,
+        message,
+        kind=error.kind,
+        code=error.code,
+        param=param,
+        retry_after_ms=error.retry_after_ms,
+        headers=error.extra_headers,
+    )
+
+
+def _origin(param: str, origins: Origins) -> str:
+    parts = param.split(".")
+    place = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else -1
+    if parts[0] == "messages" and 0 <= place < len(origins.messages):
+        return _item(origins.messages[place], parts[2:])
+    if parts[0] == "tools" and 0 <= place < len(origins.tools):
+        parts[1] = str(origins.tools[place])
+    if parts[0] in ("tools", "tool_choice"):
+        return ".".join(part for part in parts if part not in ("function", "allowed_tools"))
+    for count in (2, 1):
+        if (name := BY_CHAT_NAME.get(".".join(parts[:count]))) is not None:
+            return ".".join([name, *parts[count:]])
+    return param
+
+
+def _item(origin: Origin, field: Sequence[str]) -> str:
+    """The item that a field of a message came from; of a call its own, with the field of the function."""
+    match field:
+        case ("tool_calls", index, *rest) if index.isdecimal() and int(index) < len(origin.calls):
+            item = origin.calls[int(index)]
+            # Which items a stored response has, its client need not know.
+            names = [name for name in rest if name != "function"] if item.startswith(_INPUT) else []
+            return ".".join([item, *names])
+    return origin.item
+
 
 ID_PREFIX = "resp_"
 _CUT = "truncate_prompt_tokens"
 # Temperature and top_p that leave the model's probabilities as they are.
 _UNCHANGED = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +339,7 @@ class ResponseRequest:
 
     chat: ChatRequest
     origins: Origins
-    given: list[items.Item]
+    given: list[objects.Item]
     response: Response
     owner: str
     stream: bool
@@ -74,8 +378,8 @@ def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[Responses
 def response_request(
     request: ResponsesRequest,
     passed_on: dict[str, Any],
-    history: Sequence[items.Item],
-    stored: Mapping[str, items.Item],
+    history: Sequence[objects.Item],
+    stored: Mapping[str, objects.Item],
     *,
     endpoint: Endpoint[ChatRequest],
     limits: RequestLimits,

@@ -9,20 +9,18 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.auth import cache_salt_of, owner_of
 from gateway.errors import ApiError, bad_request
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService, Running
+from gateway.generation.service import Endpoint, GenerationService, Running
+from gateway.http.answers import send_json
 from gateway.http.disconnect import ClientWatch
-from gateway.http.respond import send_json
 from gateway.responses import events
 from gateway.responses.background import BackgroundRuns
-from gateway.responses.given import references
 from gateway.responses.library import Library, not_found
 from gateway.responses.objects import InputTokens, encode_response
 from gateway.responses.producer import Producer
-from gateway.responses.request import ResponseRequest, read_request, response_request
+from gateway.responses.request import ResponseRequest, read_request, references, response_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.unsupported import unsupported_parameter
-from gateway.streaming.sse import SSE_HEADERS
+from gateway.schemas.ignored import unsupported_parameter
+from gateway.streaming.writer import SSE_HEADERS
 
 
 class ResponsesService:

@@ -1,4 +1,7 @@
-"""Responses in an SQLite database."""
+"""Responses, the events of their streams and the places of their items in an SQLite database.
+
+The events are in chunks of some; their bytes count among those of the responses, and they go with them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from typing import Any
 import aiosqlite
 
 from gateway.errors import ApiError
-from gateway.responses import sqlite_events, sqlite_items
 from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import (
     ConversationTooLarge,
@@ -22,8 +24,138 @@ from gateway.responses.store import (
     StoredResponse,
     StoreLimits,
 )
-from gateway.state.clock import LeaseClock
-from gateway.state.database import RESERVE_BYTES, Database
+from gateway.state import RESERVE_BYTES, Database, LeaseClock
+
+EVENTS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS streams (
+  response_id TEXT PRIMARY KEY REFERENCES responses (id) ON DELETE CASCADE,
+  size INTEGER NOT NULL,
+  next INTEGER NOT NULL,
+  dropped INTEGER NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS events (
+  response_id TEXT NOT NULL REFERENCES streams (response_id) ON DELETE CASCADE,
+  first INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (response_id, first)
+);
+
+CREATE TRIGGER IF NOT EXISTS stream_changed AFTER UPDATE OF size ON streams BEGIN
+  UPDATE totals SET bytes = bytes - old.size + new.size;
+END;
+
+CREATE TRIGGER IF NOT EXISTS stream_removed AFTER DELETE ON streams BEGIN
+  UPDATE totals SET bytes = bytes - old.size;
+END"""
+_CHUNKS = 32
+# No event has it inside: JSON on one line.
+_END = b"\n\n"
+
+
+async def begin_events(db: aiosqlite.Connection, response_id: str, events: Sequence[bytes]) -> None:
+    """Keep a response's stream from now on; `events` are its first ones."""
+    await db.execute("INSERT INTO streams VALUES (?, 0, 0, 0)", (response_id,))
+    await append_events(db, response_id, EventBatch(0, events))
+
+
+async def append_events(db: aiosqlite.Connection, response_id: str, batch: EventBatch) -> None:
+    """Add events to a stream, if it is kept and they are the next ones."""
+    data = b"".join(batch.events)
+    cursor = await db.execute(
+        "UPDATE streams SET size = size + ?, next = next + ? "
+        "WHERE response_id = ? AND next = ? AND NOT dropped",
+        (len(data), len(batch.events), response_id, batch.first),
+    )
+    if batch.events and cursor.rowcount:
+        await db.execute("INSERT INTO events VALUES (?, ?, ?)", (response_id, batch.first, data))
+
+
+async def drop_events(db: aiosqlite.Connection, response_id: str) -> None:
+    """Forget a stream's events, and remember that there were some."""
+    await db.execute("UPDATE streams SET size = 0, dropped = 1 WHERE response_id = ?", (response_id,))
+    await db.execute("DELETE FROM events WHERE response_id = ?", (response_id,))
+
+
+async def events_behind(database: Database, owner: str, response_id: str, after: int) -> StoredEvents | None:
+    """As `ResponseStore.events`."""
+    found = await database.fetch(
+        "SELECT status, dropped FROM responses LEFT JOIN streams ON streams.response_id = id "
+        "WHERE id = ? AND owner = ?",
+        (response_id, owner),
+    )
+    if not found:
+        return None
+    status, dropped = found[0]
+    if dropped is None or dropped:
+        return StoredEvents((), dropped is not None, bool(dropped), ResponseStatus(status).final)
+    rows = await database.fetch(
+        "SELECT first, data FROM events WHERE response_id = :id AND first >= (SELECT coalesce(max(first), 0) "
+        "FROM events WHERE response_id = :id AND first <= :next) ORDER BY first LIMIT :count",
+        {"id": response_id, "next": after + 1, "count": _CHUNKS},
+    )
+    events = [event for first, data in rows for event in _split(data)[max(0, after + 1 - first) :]]
+    # The status was read before the events: what is final has all of them, if there are no more chunks.
+    return StoredEvents(events, True, False, ResponseStatus(status).final and len(rows) < _CHUNKS)
+
+
+def _split(data: bytes) -> list[bytes]:
+    return [event + _END for event in data.split(_END)[:-1]]
+
+
+ITEMS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS item_places (
+  item_id TEXT NOT NULL,
+  response_id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+  put_out INTEGER NOT NULL,
+  place INTEGER NOT NULL
+);
+
+CREATE INDEX IF NOT EXISTS item_places_by_id ON item_places (item_id);
+
+CREATE INDEX IF NOT EXISTS item_places_by_response ON item_places (response_id)"""
+_AT_A_TIME = 16
+# SQLite reads the JSON, beside the loop: of a long conversation one item may be wanted.
+_ADD = """
+INSERT INTO item_places
+SELECT json_extract(value, '$.id'), responses.id, :put_out, key FROM responses, json_each(
+  CASE WHEN :put_out THEN json_extract(CAST(response AS TEXT), '$.output') ELSE CAST(items AS TEXT) END
+) WHERE responses.id = :id AND json_extract(value, '$.id') IS NOT NULL"""
+_FIND = """
+SELECT item_id, json_extract(
+  CASE WHEN put_out THEN CAST(response AS TEXT) ELSE CAST(items AS TEXT) END,
+  CASE WHEN put_out THEN '$.output[' ELSE '$[' END || place || ']'
+), response_id FROM item_places JOIN responses ON responses.id = response_id
+WHERE owner = ? AND used >= ? AND item_places.rowid IN (
+  SELECT max(places.rowid) FROM item_places places JOIN responses ON responses.id = places.response_id
+  WHERE owner = ? AND used >= ? AND places.item_id IN ({marks}) GROUP BY places.item_id
+)"""
+
+
+async def add_input(db: aiosqlite.Connection, response_id: str) -> None:
+    """Remember where the items of a response's input are."""
+    await db.execute(_ADD, {"id": response_id, "put_out": 0})
+
+
+async def add_output(db: aiosqlite.Connection, response_id: str) -> None:
+    """Remember where the items of a final response's output are."""
+    await db.execute(_ADD, {"id": response_id, "put_out": 1})
+
+
+async def find_items(
+    database: Database, owner: str, item_ids: Sequence[str], since: float
+) -> list[tuple[str, bytes, str]]:
+    """The items with these ids in an owner's responses that were used `since`: each one's id, its JSON and
+    its response's id. Of several with an id the one that was stored last."""
+    found = []
+    for begin in range(0, len(item_ids), _AT_A_TIME):
+        some = item_ids[begin : begin + _AT_A_TIME]
+        rows = await database.fetch(
+            _FIND.format(marks=", ".join("?" * len(some))), (owner, since, owner, since, *some)
+        )
+        found += [(item_id, text.encode(), response_id) for item_id, text, response_id in rows]
+    return found
+
 
 _VERSION = 1
 _SCHEMA = """
@@ -84,7 +216,7 @@ class SqliteStore(ResponseStore):
         clock: Callable[[], float] = time.time,
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        schema = "\n\n".join((_SCHEMA, sqlite_events.SCHEMA, sqlite_items.SCHEMA))
+        schema = "\n\n".join((_SCHEMA, EVENTS_SCHEMA, ITEMS_SCHEMA))
         self._database = Database(path, schema, _VERSION, reserve_bytes=reserve_bytes)
         self._limits = limits
         self._leases = LeaseClock(lease_s, clock, elapsed)
@@ -107,11 +239,11 @@ class SqliteStore(ResponseStore):
                     *(record.runner, now + lease_s, record.items, record.response),
                 ),
             )
-            await sqlite_items.add_input(db, record.id)
+            await add_input(db, record.id)
             if record.status.final:
-                await sqlite_items.add_output(db, record.id)
+                await add_output(db, record.id)
             if events is not None:
-                await sqlite_events.begin(db, record.id, events)
+                await begin_events(db, record.id, events)
             await self._forget(db)
 
     async def update(
@@ -125,9 +257,9 @@ class SqliteStore(ResponseStore):
             )
             changed = cursor.rowcount == 1
             if changed and status.final:
-                await sqlite_items.add_output(db, response_id)
+                await add_output(db, response_id)
             if changed and last is not None:
-                await sqlite_events.append(db, response_id, last)
+                await append_events(db, response_id, last)
             await self._forget(db)
             return changed
 
@@ -145,13 +277,13 @@ class SqliteStore(ResponseStore):
                 if await db.execute_fetchall(
                     f"SELECT 1 FROM responses WHERE id = ? AND status IN {_OPEN}", (response_id,)
                 ):
-                    await sqlite_events.append(db, response_id, batch)
+                    await append_events(db, response_id, batch)
             for response_id in dropped:
-                await sqlite_events.drop(db, response_id)
+                await drop_events(db, response_id)
             await self._forget(db)
 
     async def events(self, owner: str, response_id: str, after: int) -> StoredEvents | None:
-        return await sqlite_events.behind(self._database, owner, response_id, after)
+        return await events_behind(self._database, owner, response_id, after)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         found = await self._use([response_id], owner)
@@ -169,7 +301,7 @@ class SqliteStore(ResponseStore):
         return found if len(found) == len(chain) else None
 
     async def items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        found = await sqlite_items.find(self._database, owner, item_ids, self._since())
+        found = await find_items(self._database, owner, item_ids, self._since())
         await self._use(sorted({response_id for _, _, response_id in found}), owner)
         return {item_id: data for item_id, data, _ in found}
 

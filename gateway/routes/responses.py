@@ -10,24 +10,22 @@ from starlette.responses import Response
 
 from gateway.auth import owner_of
 from gateway.errors import bad_request, context_length_exceeded
-from gateway.generation.fitting import fitted
-from gateway.http.answers import Deleted, json_response
+from gateway.generation.chat import fitted
+from gateway.http.answers import Deferred, Deleted, json_response
 from gateway.http.query import Choice, Integer, Text, query_of
-from gateway.http.respond import Deferred
 from gateway.ignored import current_ignored
-from gateway.openapi.operation import ASKS, STORED, operation
-from gateway.openapi.routing import Routes
 from gateway.parsing.choice import ParserChoice
 from gateway.responses.events import ResponseEvent
-from gateway.responses.items import ItemPage
 from gateway.responses.library import Library, page, stored_items
-from gateway.responses.objects import InputTokens
+from gateway.responses.objects import InputTokens, ItemPage
 from gateway.responses.objects import Response as ResponseObject
 from gateway.responses.request import ID_PREFIX
 from gateway.responses.service import ResponsesService
-from gateway.routes.chat_completions import ChatEndpoint
+from gateway.routes.completions import ChatEndpoint
+from gateway.routing import ASKS, STORED, Routes, operation
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.ignored import unsupported_parameter
 from gateway.schemas.messages import ChatMessage
 from gateway.schemas.responses import (
     CHAT_PARAMETERS,
@@ -36,11 +34,10 @@ from gateway.schemas.responses import (
     ResponseChat,
     ResponsesRequest,
 )
-from gateway.schemas.unsupported import unsupported_parameter
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
-from gateway.text.rendered import Rendered
+from gateway.text.target import Rendered
 
 _JSON = "application/json"
 _INCLUDE = Choice("include", INCLUDABLE, optional=True)
@@ -93,7 +90,7 @@ class ResponsesEndpoint(ChatEndpoint):
         return choice
 
 
-def routes(service: ResponsesService, library: Library) -> Routes:
+def response_routes(service: ResponsesService, library: Library) -> Routes:
     """The routes."""
     router = Routes(ids={"response_id": ID_PREFIX})
     _making(router, service)

@@ -11,27 +11,26 @@ from starlette.types import Receive, Scope, Send
 from catenary.v1 import common_pb2
 from catenary.version import __version__
 from gateway.errors import ErrorEnvelope, bad_request
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService
-from gateway.http.answers import Version, json_response
-from gateway.http.respond import Deferred
-from gateway.openapi.operation import ASKS, operation
-from gateway.openapi.routing import Routes
+from gateway.generation.service import Endpoint, GenerationService
+from gateway.http.answers import Deferred, Version, json_response
 from gateway.pooling.answers import ClassifiedList, EmbeddingList, PooledList, Ranking, ScoreList
-from gateway.pooling.endpoint import PooledEndpoint
-from gateway.pooling.service import PoolingService
-from gateway.routes.chat_completions import ChatEndpoint
-from gateway.routes.classify import ClassifyEndpoint
-from gateway.routes.completions import CompletionEndpoint
-from gateway.routes.embeddings import EmbeddingEndpoint
-from gateway.routes.pooling import PoolingEndpoint
-from gateway.routes.rerank import RerankEndpoint
-from gateway.routes.score import ScoreEndpoint
+from gateway.pooling.service import PooledEndpoint, PoolingService
+from gateway.routes.completions import ChatEndpoint, CompletionEndpoint
+from gateway.routes.pooling import (
+    ClassifyEndpoint,
+    EmbeddingEndpoint,
+    PoolingEndpoint,
+    RerankEndpoint,
+    ScoreEndpoint,
+)
+from gateway.routing import ASKS, Routes, operation
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.chat_pooling import ChatClassifyRequest, ChatEmbeddingRequest, ChatPoolingRequest
 from gateway.schemas.completion import CompletionRequest
 from gateway.schemas.pooling import (
     SCORE_SIDES,
+    ChatClassifyRequest,
+    ChatEmbeddingRequest,
+    ChatPoolingRequest,
     ClassifyRequest,
     EmbeddingRequest,
     PoolingRequest,
@@ -124,7 +123,7 @@ def _form(body: dict[str, Any]) -> str:
     return found[0][0]
 
 
-def routes(
+def sagemaker_routes(
     generating: GenerationService,
     pooling: PoolingService,
     models: ModelBoard,

@@ -1,19 +1,21 @@
-"""The common base of all request models."""
+"""The common base of all request models: limits, free-form JSON, texts that may come as token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
+from catenary.json_bounds import Excess, json_excess
+from catenary.schema import MAX_CONSTRAINT_BYTES
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.ignored import Tree
-from gateway.schemas.limits import RequestLimits
 
 # Of the wire's integers, and fields of one object: more than any object of the API has, before one is read.
 INT32_MAX = 2**31 - 1
@@ -124,3 +126,92 @@ def plain_object(value: Any) -> dict[str, Any]:
     if len(value) > MAX_FIELDS:
         raise FieldError(f"Invalid '{{param}}': at most {MAX_FIELDS} fields are allowed.")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Counts, lengths in characters for stop strings and bad words, and the range of priorities."""
+
+    max_n: int = 16
+    max_prompts: int = 128
+    max_sequences: int = 256
+    max_messages: int = 4096
+    max_content_parts: int = 16384
+    max_tools: int = 128
+    max_tools_bytes: int = 1 << 20
+    max_tool_calls: int = 4096
+    max_documents: int = 1024
+    max_json_depth: int = 64
+    max_json_values: int = 200_000
+    max_detokenize_ids: int = 262_144
+    max_stop_length: int = 512
+    max_stop_token_ids: int = 64
+    max_embedding_inputs: int = 2048
+    max_pairs: int = 1024
+    max_constraint_bytes: int = MAX_CONSTRAINT_BYTES
+    max_constraint_depth: int = 64
+    max_constraint_values: int = 20_000
+    max_constraint_choices: int = 1000
+    max_logit_bias: int = 1024
+    max_allowed_token_ids: int = 16384
+    max_bad_words: int = 128
+    max_bad_word_length: int = 128
+    max_scored_prompt_tokens: int = 262_144
+    min_priority: int = -100
+    max_priority: int = 100
+
+    @property
+    def most_items(self) -> int:
+        """Items of a valid request's arrays of messages, their parts and calls, and tools, together."""
+        return self.max_messages + self.max_content_parts + self.max_tool_calls + 2 * self.max_tools
+
+
+def check_data(value: Any, max_depth: int, max_values: int) -> None:
+    """Refuse arrays and objects inside of one another deeper than `max_depth`, or with more than `max_values`
+    values in all. Raises FieldError.
+    """
+    excess = json_excess(value, max_depth, max_values)
+    if excess is Excess.DEPTH:
+        raise FieldError(f"Invalid '{{param}}': nested deeper than {max_depth} levels.")
+    if excess is Excess.VALUES:
+        raise FieldError(f"Invalid '{{param}}': at most {max_values} values are allowed.")
+
+
+def _bounded(value: Any, info: ValidationInfo) -> Any:
+    limits = limits_of(info)
+    check_data(value, limits.max_json_depth, limits.max_json_values)
+    return value
+
+
+BOUNDED = BeforeValidator(_bounded)
+"""The operator's limits on depth and number of values, as an annotation of a field."""
+
+
+PROMPTS_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})
+_KINDS = "a string, an array of strings, an array of token ids, or an array of such arrays"
+
+
+def read_prompts(value: Any, most: int, what: str) -> list[str] | list[list[int]]:
+    """Every form as a list of at most `most` texts or id lists, called `what`; quick for millions of ids.
+
+    Raises FieldError.
+    """
+    given = value
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
+    listed = not isinstance(given, str)
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        value, kinds = [value], {list}
+    if len(value) > most:
+        raise FieldError(f"Invalid '{{param}}': at most {most} {what} are allowed.")
+    if kinds == {list} and any(set(map(type, ids)) - {int} for ids in value):
+        kinds = set()
+    if kinds not in ({str}, {list}) and value:
+        raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
+    if not value or not all(value):
+        empty = next((str(place) for place, item in enumerate(value) if not item), "")
+        raise FieldError(f"Invalid '{{param}}': {what} must not be empty.", at=empty if listed else "")
+    return list(value)

@@ -1,19 +1,32 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`, and `POST /tokenize` and `/detokenize` of texts."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, limits_of
+from gateway.schemas.base import (
+    INT32_MAX,
+    MODEL,
+    PROMPTS_SCHEMA,
+    FieldError,
+    RequestLimits,
+    RequestModel,
+    limits_of,
+    read_prompts,
+)
 from gateway.schemas.generation import GenerationFields
-from gateway.schemas.ignored import COMPLETION_FIELDS, tree_of
-from gateway.schemas.limits import RequestLimits
-from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
-from gateway.schemas.unsupported import COMPLETION, OTHERS_COUNTERPARTS
+from gateway.schemas.ignored import (
+    COMPLETION,
+    COMPLETION_FIELDS,
+    EVERYWHERE,
+    OTHERS_COUNTERPARTS,
+    TOKENIZE,
+    tree_of,
+)
 
 # OpenAI's own.
 DEFAULT_MAX_TOKENS = 16
@@ -78,3 +91,42 @@ class CompletionRequest(GenerationFields):
                 "Invalid 'max_tokens': must be at least 1, or 0 with 'echo' or 'prompt_logprobs'.",
                 "max_tokens",
             )
+
+
+class TokenizeRequest(RequestModel):
+    """A text to tokenize. Text that spells a control token is that token."""
+
+    unsupported = TOKENIZE
+    ignored = tree_of(EVERYWHERE)
+
+    model: str = MODEL
+    prompt: str = Field(description="The text; it may be empty.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add what the tokenizer puts around a text, as its BOS. Default: true."
+    )
+    return_token_strs: bool | None = Field(None, description="Give the tokens' spellings too.")
+
+
+def _read_ids(value: Any, info: ValidationInfo) -> list[int]:
+    """Quick for hundreds of thousands."""
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
+        raise FieldError("Invalid type for '{param}': expected an array of integers.", "invalid_type")
+    most = limits_of(info).max_detokenize_ids
+    if len(value) > most:
+        raise FieldError(f"Invalid '{{param}}': at most {most} items are allowed.")
+    if value and (min(value) < 0 or max(value) > INT32_MAX):
+        raise FieldError("Invalid '{param}': an id is out of vocabulary.")
+    return value
+
+
+class DetokenizeRequest(RequestModel):
+    """Token ids to text."""
+
+    ignored = tree_of(EVERYWHERE)
+
+    model: str = MODEL
+    tokens: Annotated[
+        list[int],
+        PlainValidator(_read_ids),
+        WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}),
+    ] = Field(description="Token ids; there may be none.")

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, classify, pooling, rerank and score."""
+"""`POST /v1/embeddings`, classify, pooling, rerank and score, of texts and of chats."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, MODEL, FieldError, RequestModel, limits_of, only_known
-from gateway.schemas.ignored import EVERYWHERE, tree_of
-from gateway.schemas.limits import RequestLimits
-from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
+from gateway.schemas.base import (
+    INT32_MAX,
+    MODEL,
+    PROMPTS_SCHEMA,
+    FieldError,
+    RequestLimits,
+    RequestModel,
+    limits_of,
+    only_known,
+    read_prompts,
+)
+from gateway.schemas.chat import ChatInputFields
+from gateway.schemas.ignored import CHAT_EMBEDDING_FIELDS, EVERYWHERE, tree_of
 
 _OFF: tuple[Any, ...] = ()
 _KNOWN: dict[str, tuple[Any, ...]] = {
@@ -261,3 +270,42 @@ class ScoreRequest(PooledFields):
             missing,
             "missing_required_parameter",
         )
+
+
+def _unsupported(of_texts: type[PooledFields]) -> dict[str, Any]:
+    """What such a request of texts refuses, but for what belongs to chats; and texts."""
+    kept = {
+        name: neutral
+        for name, neutral in of_texts.unsupported.items()
+        if name not in ChatInputFields.model_fields
+    }
+    return {**kept, "input": ()}
+
+
+class ChatDocument(PooledFields, ChatInputFields):
+    """A chat that is one document."""
+
+    ignored = tree_of(CHAT_EMBEDDING_FIELDS)
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        self.check_chat_input()
+        self.check_tools(limits)
+
+
+class ChatEmbeddingRequest(EmbeddingFields, ChatDocument):
+    """A chat to turn into one vector."""
+
+    unsupported = _unsupported(EmbeddingRequest)
+
+
+class ChatClassifyRequest(ChatDocument):
+    """A chat to classify."""
+
+    unsupported = _unsupported(ClassifyRequest)
+
+
+class ChatPoolingRequest(PoolingFields, ChatDocument):
+    """A chat to run through a model that does not generate."""
+
+    unsupported = _unsupported(PoolingRequest)

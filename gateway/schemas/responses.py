@@ -17,6 +17,7 @@ from gateway.schemas.base import (
     MAX_FIELDS,
     MODEL,
     FieldError,
+    RequestLimits,
     RequestModel,
     at_most,
     limits_of,
@@ -24,9 +25,15 @@ from gateway.schemas.base import (
     within,
 )
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.ignored import RESPONSE_FIELDS, tree_of
-from gateway.schemas.limits import RequestLimits
-from gateway.schemas.output import ObfuscationOptions
+from gateway.schemas.generation import ObfuscationOptions
+from gateway.schemas.ignored import (
+    OTHERS_COUNTERPARTS,
+    RESPONSE_FIELDS,
+    RESPONSES,
+    drop_neutral,
+    tree_of,
+    unsupported_parameter,
+)
 from gateway.schemas.response_items import (
     FUNCTION_TAG,
     OTHER_TAG,
@@ -34,7 +41,6 @@ from gateway.schemas.response_items import (
     read_item,
     without_neutral,
 )
-from gateway.schemas.unsupported import OTHERS_COUNTERPARTS, RESPONSES, drop_neutral, unsupported_parameter
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 # Of ids, which are ours and shorter; of metadata and `include`, OpenAI's own, in its API reference.

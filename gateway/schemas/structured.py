@@ -9,8 +9,15 @@ from pydantic_core.core_schema import ValidationInfo
 
 from catenary.json_bounds import json_levels
 from gateway.errors import bad_request
-from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel, at_most, limits_of, within
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.base import (
+    MAX_FIELDS,
+    FieldError,
+    RequestLimits,
+    RequestModel,
+    at_most,
+    limits_of,
+    within,
+)
 
 # Of a schema's name: OpenAI's own.
 _MAX_NAME = 64

@@ -12,11 +12,9 @@ from pydantic_core import ErrorDetails
 from catenary.nearest import nearest
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import MAX_NAMES, current_ignored, field_path
-from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
-from gateway.schemas.ignored import without_ignored
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.base import MAX_FIELDS, FieldError, RequestLimits, RequestModel
+from gateway.schemas.ignored import drop_neutral, without_ignored
 from gateway.schemas.response_items import UNION_TAGS
-from gateway.schemas.unsupported import drop_neutral
 
 T = TypeVar("T", bound=RequestModel)
 Location = tuple[int | str, ...]

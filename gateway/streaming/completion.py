@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
-from gateway.streaming.logprobs import (
+from gateway.streaming.delta import (
+    ChoiceDelta,
+    ChoiceResult,
     CompletionLogprobs,
     PromptLogprob,
+    PromptReport,
     completion_logprobs,
     prompt_logprobs,
 )
-from gateway.streaming.usage import Usage
-from gateway.streaming.writer import Writer, listed
+from gateway.streaming.writer import Usage, Writer, listed
 
 _PromptLogprobs = list[dict[str, PromptLogprob] | None]
 

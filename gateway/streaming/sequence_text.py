@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from catenary.text import Detokenizer, StopScanner
-from gateway.streaming.entries import LogprobEntry, TokenLogprob, cut_bytes
+from gateway.streaming.delta import LogprobEntry, TokenLogprob, cut_bytes
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the answers of all generating routes have in common: an id, a clock, and when there is a chunk."""
+"""The common part of all generated answers: events, usage, an id, a clock, and when there is a chunk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,79 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from catenary.text import Vocabulary
-from gateway.parsing.events import Content
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
-from gateway.streaming.logprobs import TokenNames
-from gateway.streaming.sse import json_line, sse_event
-from gateway.streaming.usage import Usage
+from gateway.errors import ApiError
+from gateway.parsing.output import Content
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport, TokenNames
 
 C = TypeVar("C")
+
+
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of the nginx family hold events back unless told not to.
+    (b"x-accel-buffering", b"no"),
+)
+
+_encoder = msgspec.json.Encoder()
+# Older clients cut lines at these characters too.
+_LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+
+def json_line(payload: Any) -> bytes:
+    """JSON on one line for every reader."""
+    data = _encoder.encode(payload)
+    if not data.isascii():
+        for character, escape in _LINE_BREAKS:
+            data = data.replace(character, escape)
+    return data
+
+
+def sse_event(payload: Any) -> bytes:
+    """`data: {json}` and a blank line, on one line for every reader."""
+    return b"data: " + json_line(payload) + b"\n\n"
+
+
+def sse_error_event(error: ApiError) -> bytes:
+    """An error inside a stream: `error` and no `choices`."""
+    return sse_event(error.envelope())
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, omit_defaults=True):
+    """Prompts are counted once however many choices they have; completions are summed over the choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+def usage_of(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int | None = None,
+    reasoning_tokens: int | None = None,
+) -> Usage:
+    """Usage with its sum. None: not known, and left out."""
+    return Usage(
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        None if cached_tokens is None else PromptTokensDetails(cached_tokens),
+        None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
+    )
+
+
 # Stands for the text of a chunk whose rest is encoded once. It cannot occur in a model's name.
 _HOLE = secrets.token_hex(16)
 

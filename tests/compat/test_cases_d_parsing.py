@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import ToolCallArguments
+from gateway.parsing.output import ToolCallArguments
 from gateway.parsing.toolset import ToolSet
 from tests.support.chat_answers import told
 from tests.support.gateway import Stack, saying, script

@@ -14,9 +14,9 @@ import pytest
 
 from catenary.runtime import StartRefused
 from gateway.batches.files import FileLimits, FileStore
-from gateway.batches.schema import SCHEMA, VERSION
+from gateway.batches.store import SCHEMA, VERSION
 from gateway.errors import ApiError
-from gateway.state.database import Database
+from gateway.state import Database
 from tests.support.batches import ended, line, results, started
 from tests.support.gateway import Stack, saying, script
 from tests.support.http import call

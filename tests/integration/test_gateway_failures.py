@@ -58,7 +58,7 @@ async def test_a_defect_is_the_fixed_500(stack: Stack, monkeypatch: pytest.Monke
     def fail(_model: object) -> None:
         raise RuntimeError("at /some/path")
 
-    monkeypatch.setattr("gateway.routes.models.describe", fail)
+    monkeypatch.setattr("gateway.routes.server.describe", fail)
     answer = await stack.get("/v1/models")
     assert answer.status == 500
     assert answer.headers["content-type"] == "application/json"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from gateway.routes.chat_completions import ChatEndpoint
+from gateway.routes.completions import ChatEndpoint
 from tests.support.chat_answers import told
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.stack_fixtures import StartStack

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from catenary.v1 import common_pb2
-from gateway.limits.gate import LIMITED
+from gateway.limits.limiter import LIMITED
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import MODEL, tokenizer_process
 from tests.support.http import call, request_bytes

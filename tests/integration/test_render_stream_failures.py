@@ -13,7 +13,7 @@ import pytest
 from catenary.rpc import Role, RpcError, RpcServer, Secrets, open_channel, refuse
 from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
-from gateway.text.render_stream import RenderStream
+from gateway.text.target import RenderStream
 from services.tokenizer.servicer import RenderStreams, StreamLimits
 from tests.support.tokenizer_service import completion_request
 from tests.support.waiting import eventually

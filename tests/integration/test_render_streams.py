@@ -17,7 +17,7 @@ from catenary.rpc import RpcError, error_of
 from catenary.telemetry import bind_request
 from catenary.v1 import common_pb2
 from catenary.v1 import tokenizer_pb2 as pb
-from gateway.text.render_stream import RenderStream
+from gateway.text.target import RenderStream
 from services.tokenizer.servicer import METHOD
 from tests.support import tiny_tokenizer as tiny
 from tests.support.tokenizer_service import (

@@ -18,8 +18,7 @@ from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
 from gateway.caller import Caller, calling
 from gateway.errors import ApiError
-from gateway.text.pool import TokenizerPool
-from gateway.text.targets import TokenizerTargets
+from gateway.text.pool import TokenizerPool, TokenizerTargets
 from tests.support.waiting import eventually
 
 NAME = "tokenizers.test:7071"

@@ -14,8 +14,7 @@ import pytest
 
 from catenary.rpc import open_channel
 from gateway.errors import ApiError
-from gateway.text import targets
-from gateway.text.pool import TokenizerPool
+from gateway.text.pool import TokenizerPool, TokenizerTargets
 from tests.support.tokenizer_service import RunningTokenizer, chat_request, running_tokenizer
 from tests.support.waiting import eventually
 
@@ -39,9 +38,9 @@ class Names:
 
 @asynccontextmanager
 async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TokenizerPool]:
-    made = targets.TokenizerTargets
+    made = TokenizerTargets
 
-    def with_names(*args: Any, **kwargs: Any) -> targets.TokenizerTargets:
+    def with_names(*args: Any, **kwargs: Any) -> TokenizerTargets:
         return made(*args, **kwargs, look_up=names.look_up)
 
     monkeypatch.setattr("gateway.text.pool.TokenizerTargets", with_names)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.parsing.toolset import ToolSet
 
 WEATHER: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from catenary.v1 import common_pb2
 from catenary_apps.llm.endpoint import LIMITS, DocumentTask, PairTask
-from gateway.pooling.endpoint import PooledEndpoint, PooledTask
+from gateway.pooling.service import PooledEndpoint, PooledTask
 
 
 @pytest.mark.parametrize("kind", [DocumentTask, PairTask])

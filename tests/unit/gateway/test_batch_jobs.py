@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.files import FileLimits, FileStore
-from gateway.batches.job import BatchJob, JobLimits
-from gateway.batches.lines import BatchLine, LineResult
+from gateway.batches.job import BatchJob, BatchLine, JobLimits, LineResult
 from gateway.batches.objects import Batch, BatchStatus
-from gateway.batches.schema import SCHEMA, VERSION
-from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost, Outcome
-from gateway.state.database import Database
+from gateway.batches.store import SCHEMA, VERSION, BatchStore, ClaimedBatch, LeaseLost, Outcome
+from gateway.state import Database
 
 URL = "/v1/completions"
 LIMITS = JobLimits(1000, 10_000, 10_000, 3)

@@ -9,9 +9,9 @@ import pytest
 
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
-from gateway.generation.chat_input import to_chat_input
+from gateway.generation.chat import to_chat_input
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError, context_length_exceeded
-from gateway.generation.fitting import droppable, fitted
+from gateway.generation.chat import droppable, fitted
 from gateway.schemas.messages import ChatMessage
-from gateway.text.rendered import Rendered
+from gateway.text.target import Rendered
 
 
 def message(role: str, text: str = "x") -> ChatMessage:

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from catenary.constraints import ConstraintKind
 from catenary.v1 import common_pb2
-from gateway.constraints.structured import wanted_of
-from gateway.constraints.tools import CallableFunction, wanted_calls
-from gateway.constraints.wanted import Wanted
+from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import ApiError
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
 from tests.support.constraints import Language
 

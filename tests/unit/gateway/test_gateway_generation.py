@@ -10,15 +10,14 @@ import pytest
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError, bad_request
-from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
-from gateway.generation.planning import make_plan
-from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed
-from gateway.link.steps import deliver, ended
+from gateway.generation.plan import make_plan
+from gateway.generation.service import collect
+from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed, deliver, ended
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
-from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.delta import TokenLogprob
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 

@@ -12,8 +12,7 @@ from fakeredis import TcpFakeServer
 from limits import RateLimitItem
 
 from gateway.errors import ApiError
-from gateway.limits.allowance import Allowance
-from gateway.limits.limiter import KeyLimits, Limiter
+from gateway.limits.limiter import Allowance, KeyLimits, Limiter
 from gateway.limits.shared import PREFIX, SharedCounters
 from gateway.limits.store import LocalCounters, StoreAway, Window
 from tests.support.minutes import stop_the_clock

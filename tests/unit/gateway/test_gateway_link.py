@@ -12,8 +12,7 @@ from catenary.columns import MalformedStep
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, internal
-from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed
-from gateway.link.steps import deliver, ended
+from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed, deliver, ended
 from gateway.text.models import ModelBoard
 from tests.support.tiny_tokenizer import tokenizer_json
 

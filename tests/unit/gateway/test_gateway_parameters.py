@@ -10,13 +10,18 @@ import pytest
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
-from gateway.generation.plan import GenerationPlan
-from gateway.generation.planning import bad_word_tokens, make_plan, truncation
-from gateway.generation.priorities import Priorities, Standing
-from gateway.routes.embeddings import EmbeddingEndpoint
+from gateway.generation.plan import (
+    GenerationPlan,
+    Priorities,
+    Standing,
+    bad_word_tokens,
+    make_plan,
+    truncation,
+)
+from gateway.routes.pooling import EmbeddingEndpoint
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 from tests.support.steps import counted

@@ -13,9 +13,7 @@ import pytest
 from catenary.rpc import NamedAddresses, is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.router_session import RouterSession
-from gateway.link.spread import home, least
-from gateway.link.targets import RouterTargets
-from gateway.link.view import merged
+from gateway.link.routers import RouterTargets, home, least, merged
 from tests.support.waiting import eventually
 
 

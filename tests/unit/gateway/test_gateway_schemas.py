@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.ignored import IgnoredFields, noting
-from gateway.schemas.base import RequestModel
+from gateway.schemas.base import RequestLimits, RequestModel
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.ignored import CHAT, COMPLETION
 from gateway.schemas.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.unsupported import CHAT, COMPLETION
 from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
-from gateway.streaming.entries import LogprobEntry, TokenLogprob
-from gateway.streaming.logprobs import FLOOR, TokenNames, chat_logprobs, completion_logprobs, token_name
+from gateway.streaming.delta import (
+    FLOOR,
+    LogprobEntry,
+    TokenLogprob,
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    token_name,
+)
 from gateway.streaming.sequence_text import SequenceText, TextOptions
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids, tokenizer_json
 

@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from catenary.v1 import router_pb2
-from gateway.link.router_session import RouterSession
-from gateway.link.silence import Silence
+from gateway.link.router_session import RouterSession, Silence
 from gateway.text.target import TokenizerTarget
 
 LIMIT_S = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.room import MAX_TURNED_AWAY, Room
+from gateway.http.closing import MAX_TURNED_AWAY, Room
 
 
 @pytest.mark.parametrize(("limit", "reserve"), [(64, 8), (256, 32), (1024, 64), (1 << 20, 64)])

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.ignored import MAX_NAMES, IgnoredFields, field_path, noting
-from gateway.routes.embeddings import EmbeddingEndpoint
-from gateway.schemas.base import RequestModel
+from gateway.routes.pooling import EmbeddingEndpoint
+from gateway.schemas.base import RequestLimits, RequestModel
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.schemas.ignored import CHAT_FIELDS, EVERYWHERE, tree_of, without_ignored
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.pooling import RerankRequest, ScoreRequest
 from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.legacy_calls import with_tools
+from gateway.generation.chat import with_tools
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import ChatMessage
 from gateway.schemas.validation import parse_request
 

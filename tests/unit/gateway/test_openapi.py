@@ -17,12 +17,10 @@ from gateway.app import GatewayApp
 from gateway.application import unknown_url
 from gateway.config import GatewayConfig
 from gateway.ignored import IGNORED
-from gateway.limits.gate import LIMITED
-from gateway.limits.limiter import LIMIT_HEADERS
-from gateway.openapi.document import document
-from gateway.openapi.routing import Routes
-from gateway.streaming.chat import ChatChunk, ChunkChoice
-from gateway.streaming.messages import Delta
+from gateway.limits.limiter import LIMIT_HEADERS, LIMITED
+from gateway.openapi import document
+from gateway.routing import Routes
+from gateway.streaming.chat import ChatChunk, ChunkChoice, Delta
 from tests.support.secrets import TestSecrets
 
 _HEALTH = {"/live", "/health", "/ready", "/ping"}

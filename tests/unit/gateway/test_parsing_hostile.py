@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
-from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.parsing.source import Scan, Source
 from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import SCHEMAS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import Content, Part, ToolCallArguments
+from gateway.parsing.output import Content, Part, ToolCallArguments
 from gateway.parsing.source import MAX_HELD
 from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import SCHEMAS

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.parsing.choice import TOOL_PARSERS, ParserChoice
-from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.parsing.tags import tag_for
 from gateway.parsing.toolset import ToolSet
 from tests.support.parsed import SCHEMAS

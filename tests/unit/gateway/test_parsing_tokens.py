@@ -8,7 +8,7 @@ import pytest
 
 from catenary.text import Vocabulary
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import Content, Part, ToolCallStart
+from gateway.parsing.output import Content, Part, ToolCallStart
 from gateway.parsing.toolset import ToolSet
 from tests.support.tiny_tokenizer import IM_END_ID, byte_ids, tokenizer_json
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
-from gateway.pooling.scores import scores_of
+from gateway.pooling.answers import scores_of
 from gateway.pooling.work import Pooled, Work
 
 numbers = st.floats(-1e4, 1e4, width=32)

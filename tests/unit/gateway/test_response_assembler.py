@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.responses import events
-from gateway.responses.assembler import OutputAssembler
-from gateway.streaming.logprobs import ChatLogprob
+from gateway.responses.producer import OutputAssembler
+from gateway.streaming.delta import ChatLogprob
 from tests.support.responses import checked_event
 
 TEXTS = st.text(min_size=1, max_size=12)

@@ -10,7 +10,7 @@ from catenary.telemetry import new_id
 from gateway.errors import ApiError
 from gateway.responses.request import read_request, response_request
 from gateway.routes.responses import ResponsesEndpoint
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.base import RequestLimits
 
 LIMITS = RequestLimits()
 TEXT = {"type": "input_text", "text": ""}

@@ -12,13 +12,20 @@ from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
 from gateway.ignored import IgnoredFields, noting
-from gateway.responses import items
-from gateway.responses.conversion import Origins, chat_body, of_response
-from gateway.responses.given import given_items
-from gateway.responses.request import ResponseRequest, read_request, response_request
-from gateway.responses.turns import Origin, chat_messages
+from gateway.responses import objects
+from gateway.responses.request import (
+    Origin,
+    Origins,
+    ResponseRequest,
+    chat_body,
+    chat_messages,
+    given_items,
+    of_response,
+    read_request,
+    response_request,
+)
 from gateway.routes.responses import ResponsesEndpoint
-from gateway.schemas.limits import RequestLimits
+from gateway.schemas.base import RequestLimits
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import tokenizer_json
 
@@ -367,10 +374,10 @@ def test_labels_of_what_was_said_before_are_taken_and_told_again() -> None:
     assert messages(said) == [{"role": "assistant", "content": "x"}]
     for phase, told in (("commentary", '"phase":"commentary"'), (None, "")):
         request, _ = read_request({"model": "m", "input": [{**said, "phase": phase}]}, LIMITS)
-        written = items.encode_items(given_items(request.input, new_id, {})).decode()
+        written = objects.encode_items(given_items(request.input, new_id, {})).decode()
         assert told in written
         assert ("phase" in written) is bool(told)
-        assert items.encode_items(items.decode_items(written.encode())).decode() == written
+        assert objects.encode_items(objects.decode_items(written.encode())).decode() == written
 
 
 @pytest.mark.parametrize(
@@ -407,11 +414,11 @@ def test_ids_of_clients_are_kept() -> None:
     first, second = given_items(request.input, new_id, {})
     assert first.id == "msg_mine"
     assert second.id.startswith("msg_")
-    assert items.decode_items(items.encode_items([first, second])) == [first, second]
+    assert objects.decode_items(objects.encode_items([first, second])) == [first, second]
 
 
 def test_each_message_knows_where_it_came_from() -> None:
-    user = items.ResponseMessage("m", "user", [items.InputText("x")])
-    call = items.FunctionCall("f", "c", "f", "{}")
+    user = objects.ResponseMessage("m", "user", [objects.InputText("x")])
+    call = objects.FunctionCall("f", "c", "f", "{}")
     made = list(chat_messages([(user, "a"), (call, "b"), (call, "c"), (user, "d")]))
     assert [origin for _, origin in made] == [Origin("a"), Origin("c", ("b", "c")), Origin("d")]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from catenary.text import TokenizerTraits
-from gateway.generation.parsing import choose_parser
+from gateway.generation.chat import choose_parser
 from gateway.parsing.choice import ParserChoice
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import read_response_template
 from gateway.parsing.toolset import ToolSet
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
 from tests.support.model_outputs import HERMES, MISTRAL, PYTHONIC, QWEN_CODER
 from tests.support.parsed import SCHEMAS, Output, read_with

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
-from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
-from gateway.generation.planning import make_plan
+from gateway.generation.plan import make_plan
+from gateway.generation.service import collect
 from gateway.link.inbox import SequenceEnded
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.parsing.toolset import ToolSet
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
-from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.delta import ChoiceResult, TokenLogprob
 from gateway.text.models import Model
 from tests.support.parsed import SCHEMAS
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids, tokenizer_json

@@ -10,14 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
-from gateway.parsing.events import Content, Reasoning
-from gateway.streaming.chat import ChatChunk, ChatWriter, ChunkChoice
+from gateway.parsing.output import Content, Reasoning
+from gateway.streaming.chat import ChatChunk, ChatWriter, ChunkChoice, Delta
 from gateway.streaming.completion import Completion, CompletionChoice, CompletionWriter
 from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.messages import Delta
-from gateway.streaming.sse import sse_event
-from gateway.streaming.usage import usage_of
-from gateway.streaming.writer import AnswerHead
+from gateway.streaming.writer import AnswerHead, sse_event, usage_of
 from tests.support.tiny_tokenizer import tokenizer_json
 
 VOCABULARY = Vocabulary(msgspec.json.encode(tokenizer_json()), sha256="")

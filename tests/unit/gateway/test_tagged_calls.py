@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from catenary.constraints import ConstraintKind
 from catenary.text import TokenizerTraits
-from gateway.constraints.tools import CallableFunction, wanted_calls
+from gateway.constraints import CallableFunction, wanted_calls
 from gateway.errors import ApiError
-from gateway.generation.parsing import choose_constraint, choose_parser
+from gateway.generation.chat import choose_constraint, choose_parser
 from gateway.parsing.choice import ParserChoice
-from gateway.parsing.events import Content, ToolCallArguments, ToolCallStart
+from gateway.parsing.output import Content, ToolCallArguments, ToolCallStart
 from gateway.parsing.toolset import ToolSet
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.limits import RequestLimits
 from gateway.schemas.validation import parse_request
 from tests.support.constraints import Language
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from gateway.token_metrics import TokenCounter, TokenHistogram
+from gateway.metrics import TokenCounter, TokenHistogram
 
 BOUNDS = (0.001, 0.01, 0.5)
 gaps = st.tuples(

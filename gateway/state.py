@@ -1,23 +1,107 @@
-"""An SQLite database that several processes may use at a time."""
+"""What outlives a request: a directory, and databases in it that several gateways of one host may share."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sqlite3
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiosqlite
 
+from catenary.config import ConfigError
+from catenary.directories import NoHomeError, expanded
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
 from gateway.errors import SERVER_ERROR, ApiError, unavailable
 
 _log = get_logger(__name__)
 _T = TypeVar("_T")
+
+
+_STEP_S = 2.0
+# No lease is so long: one that ends later was taken before the clock was set back.
+_FAR_S = 3600.0
+
+
+class LeaseClock:
+    """Judges the leases of others.
+
+    When the clock is set forward all of them have run out at once, though their holders live. So none counts
+    as run out until there was time to renew it."""
+
+    def __init__(self, lease_s: float, clock: Callable[[], float], elapsed: Callable[[], float]) -> None:
+        """`lease_s`: of each lease; `clock`: Unix time; `elapsed`: seconds of a monotonic clock."""
+        self._lease_s = lease_s
+        self._clock = clock
+        self._elapsed = elapsed
+        self._ahead = clock() - elapsed()
+        self._trusted_from = elapsed()
+
+    def valid(self) -> tuple[float, float]:
+        """The earliest and the latest end that the lease of a living process can have."""
+        now, elapsed = self._clock(), self._elapsed()
+        if abs(now - elapsed - self._ahead) > _STEP_S:
+            self._trusted_from = elapsed + self._lease_s
+        self._ahead = now - elapsed
+        if elapsed < self._trusted_from:
+            return float("-inf"), float("inf")
+        return now, now + _FAR_S
+
+
+class StateDirectory:
+    """A directory whose files only this user can read. `path` None: there is none, nothing can be stored."""
+
+    def __init__(self, path: Path | None, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self.path = path
+        self._temporary = temporary
+
+    @classmethod
+    def open(cls, configured: Path | None, port: int) -> Self:
+        """The directory of the option `state_dir`; without it one for the port, or for port 0, which is
+        another one at each start, a temporary one.
+
+        Raises StartRefused if the configured one cannot be written. If a default cannot be, as in a container
+        without a volume, there is none, and the log says so.
+        """
+        if configured is not None:
+            try:
+                return cls(_made(expanded(configured)))
+            except NoHomeError as error:
+                raise ConfigError(f"--state-dir: {error}") from None
+            except OSError as error:
+                raise ConfigError(f"--state-dir: {configured} cannot be written: {error.strerror}") from None
+        try:
+            if not port:
+                temporary = tempfile.TemporaryDirectory(prefix="catenary-gateway-")
+                return cls(Path(temporary.name), temporary)
+            base = expanded(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
+            return cls(_made(base / "catenary" / f"gateway-{port}"))
+        except (OSError, NoHomeError):
+            _log.warning("nothing can be stored: no directory for state can be written; see --state-dir")
+            return cls(None)
+
+    def close(self) -> None:
+        """Remove a temporary one."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_mode & 0o077:
+        # It was there before, and may hold something else that others are to see: its mode is left as it is.
+        _log.warning(
+            "others may list the state directory; the files in it are for this user alone", path=str(path)
+        )
+    with tempfile.TemporaryFile(dir=path):
+        return path
+
+
 _BUSY_S = 10.0
 _ANSWER_S = 30.0
 _PAGE = 4096

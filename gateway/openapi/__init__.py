@@ -1,1 +1,0 @@
-"""The OpenAPI document: derived from what the routes read and write, never written beside it."""

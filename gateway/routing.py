@@ -1,0 +1,193 @@
+"""Routes: what answers a method of a path, with what it says about itself."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.http.answers import error_response
+from gateway.http.query import Parameter
+from gateway.schemas.base import RequestModel
+
+JSON = "application/json"
+ALWAYS = (400, 401, 403, 408, 431, 500)
+"""Statuses of errors that every route can answer with: a bad head of the request, a key, a host name."""
+STORED = (404, 503, 507)
+"""Those of routes to something stored."""
+READS = (413, 415, 429, 503)
+"""Those of routes that read a body."""
+ASKS = (*READS, 404, 504)
+"""Those of routes that ask a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A route's operation.
+
+    Fields:
+        summary: one line.
+        answers: for each status of success, and of failure without the envelope: the msgspec type that is
+            written, a tuple of types of which one is, or None for an answer without a body.
+        bodies: the models as one of which a JSON body is read.
+        further: a model and the names of those of its fields that a body has besides its own.
+        form: the type of a multipart/form-data body instead.
+        event: the type or types of an event's data, where the answer may be a stream.
+        media_type: of the answers.
+        query: parameters in the URL.
+        fails: statuses of errors besides those of ALWAYS.
+    """
+
+    summary: str
+    answers: Mapping[int, Any]
+    bodies: Sequence[type[RequestModel]]
+    further: tuple[type[RequestModel], Collection[str]] | None
+    form: Any
+    event: Any
+    media_type: str
+    query: Sequence[Parameter]
+    fails: Iterable[int]
+
+
+def operation(
+    summary: str,
+    answer: Any,
+    *bodies: type[RequestModel],
+    further: tuple[type[RequestModel], Collection[str]] | None = None,
+    form: Any = None,
+    event: Any = None,
+    media_type: str = JSON,
+    query: Sequence[Parameter] = (),
+    fails: Iterable[int] = (),
+    also: Mapping[int, Any] | None = None,
+) -> Operation:
+    """The operation of a route. `answer`: the type of a 200; `also`: those of further statuses that have no
+    error envelope. The others are fields of Operation."""
+    return Operation(
+        summary, {200: answer, **(also or {})}, bodies, further, form, event, media_type, query, fails
+    )
+
+
+Handler = Callable[..., Awaitable[Response]]
+"""Takes the request if it has a parameter of that name, and those of the path by theirs."""
+
+
+class DescribedRoute(Route):
+    """One method of one path."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        described: Operation | None,
+        ids: Mapping[str, str],
+    ) -> None:
+        """Make one. `described` None: it is left out of the document. `ids`: see Routes."""
+        super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
+        # Starlette's `$` also stands before a line break at the end: /v1/models%0A is not /v1/models.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+        # Starlette lets HEAD follow GET.
+        self.methods = {method}
+        self.method = method
+        self.described = described
+        self._ids = ids
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See Route. The route itself is in the scope then, for the metrics of requests."""
+        match, more = super().matches(scope)
+        return match, {**more, "route": self}
+
+    def has_path(self, path: str) -> bool:
+        """Whether this is a path of the route, whatever the method: one with a word where an id belongs, as
+        /v1/responses/compact, is not, though the route would answer it as an id that does not exist."""
+        found = self.path_regex.match(path)
+        return found is not None and all(
+            value.startswith(self._ids.get(name, "")) for name, value in found.groupdict().items()
+        )
+
+
+class Routes:
+    """The routes of one file, in their order."""
+
+    def __init__(self, ids: Mapping[str, str] | None = None) -> None:
+        """`ids`: parameters of the paths that are ids of stored objects, each with how such ids begin."""
+        self.all: list[DescribedRoute] = []
+        self._ids = dict(ids or {})
+
+    def get(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("GET", path, described)
+
+    def head(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("HEAD", path, described)
+
+    def post(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("POST", path, described)
+
+    def delete(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("DELETE", path, described)
+
+    def _add(self, method: str, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.all.append(DescribedRoute(method, path, handler, described, self._ids))
+            return handler
+
+        return add
+
+
+class _Endpoint:
+    """A handler as an ASGI application."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._takes_request = "request" in inspect.signature(handler).parameters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._takes_request:
+            response = await self._handler(Request(scope, receive), **scope["path_params"])
+        else:
+            response = await self._handler(**scope["path_params"])
+        await response(scope, receive, send)
+
+
+class DirectRoutes:
+    """ASGI application: finds by method and path what most requests are for, and leaves the others to `app`.
+
+    The framework's way to a route passes some twenty functions, none of which has anything to do for these.
+    """
+
+    def __init__(self, routes: Sequence[DescribedRoute], app: ASGIApp) -> None:
+        self._app = app
+        self._routes: dict[tuple[str, str], DescribedRoute] = {}
+        with_parts: list[DescribedRoute] = []
+        for route in routes:
+            if route.param_convertors:
+                with_parts.append(route)
+            elif not any(earlier.path_regex.match(route.path) for earlier in with_parts):
+                self._routes.setdefault((route.method, route.path), route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"], scope["path_params"] = route, {}
+        try:
+            await route.app(scope, receive, send)
+        except ApiError as error:
+            # Anything else is a defect: RequestContext logs and answers it.
+            await error_response(error)(scope, receive, send)
+            # The same error may be raised again, with a traceback that grows.
+            error.__traceback__ = None
