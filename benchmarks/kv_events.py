@@ -18,7 +18,7 @@ from catenary.v1 import engine_pb2
 from services.engine.core.kv_news import KvNews
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
-from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
+from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from services.engine.servicer import KvBoard
 from services.router.index import KvFeed, KvIndex
 

@@ -23,8 +23,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop
 from services.engine.core.profiler import Profiler
-from services.engine.core.recording import ServingRecorder
-from services.engine.core.startup import Engine, start_engine
+from services.engine.core.startup import Engine, ServingRecorder, start_engine
 from services.engine.device import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.graphs import Graphs
@@ -37,7 +36,7 @@ from services.engine.link import (
     ModelFacts,
     SubmitSequence,
 )
-from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
+from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs
 from services.engine.model.paged import PagedModel
 from services.engine.runner import KvLayout, Runner

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from catenary.config.describe import options_markdown
 from catenary.config.listening import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, ListenOptions
-from catenary.config.load import Given, check_variables, load
-from catenary.config.parser import build_parser, parse_flags
+from catenary.config.load import SERVICE_PREFIXES, Given, check_variables, load, unknown_variables
+from catenary.config.parser import build_parser, options_markdown, parse_flags
 from catenary.config.settings import (
     EMPTY_KEY,
     ConfigError,
@@ -15,7 +14,6 @@ from catenary.config.settings import (
     flag_name,
     settings,
 )
-from catenary.config.unknown import SERVICE_PREFIXES, unknown_variables
 from catenary.config.variables import VARIABLES
 from catenary.config.wording import expected_one_of, reason
 

@@ -10,7 +10,6 @@ from catenary_apps.migration.serve import OPTIONS
 from services.engine.vllm_variables import (
     Row,
     absent,
-    attention,
     buckets,
     cpu,
     execution,
@@ -24,7 +23,7 @@ _SECTIONS: Final[Mapping[str, Sequence[Row]]] = {
     "Variables: memory, graphs and long contexts": memory.ROWS,
     "Variables: warm-up, execution, logs and profiles": execution.ROWS,
     "Variables: a CPU": cpu.ROWS,
-    "Variables: the Gaudi device": (*hpu.ROWS, *attention.ROWS),
+    "Variables: the Gaudi device": hpu.ROWS,
     "Variables: server and model sources": serving.ROWS,
     "Variables with nothing to do": absent.ROWS,
     "Options of `vllm serve`": [option.row for option in OPTIONS],

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from catenary.cgroups import _groups
-from services.engine.servicer.core_client import CoreStartError
-from services.engine.servicer.process_core import ProcessCore, spawn_process
+from services.engine.servicer.core import CoreStartError, ProcessCore, spawn_process
 
 MIB = 1 << 20
 LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -75,8 +74,8 @@ def test_a_core_that_outgrows_its_group_is_said_to_have_done_so(memory_group: Ma
     told = run_in(
         group,
         "import asyncio, sys\n"
-        "from services.engine.servicer.core_client import CoreStartError\n"
-        "from services.engine.servicer.process_core import ProcessCore, spawn_process\n"
+        "from services.engine.servicer.core import CoreStartError\n"
+        "from services.engine.servicer.core import ProcessCore, spawn_process\n"
         f"command = (sys.executable, *{CORE_THAT_GROWS!r})\n"
         "async def main():\n"
         "    core = ProcessCore(b'{}', stop_s=1, spawn=spawn_process(None, command))\n"

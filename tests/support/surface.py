@@ -29,7 +29,7 @@ from typing import Any, ForwardRef
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from catenary.config import env_name, flag_name
-from catenary.config.describe import default_text, placeholder
+from catenary.config.parser import default_text, placeholder
 from catenary.config.settings import is_boolean
 from catenary_apps.migration import tables_markdown
 from services.engine.bucketing import Bucket

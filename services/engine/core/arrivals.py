@@ -1,23 +1,201 @@
-"""Prompts whose KV another engine has: fetched beside the loop, while their sequences wait for it."""
+"""KV of prompts on its way from other engines, and the threads beside the loop that fetch it."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Final
 
 from catenary.schema import KV_TICKET_BYTES
 from catenary.telemetry import get_logger
-from catenary.transfer import Connector, Fetch, TransferFault, host_id
-from services.engine.core.fetching import Arrival, Chunk, Fetched, Fetching, Waiting, Written
+from catenary.transfer import Connector, Fetch, TransferError, TransferFault, host_id, window_of
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.runner import BlockCopies
-from services.engine.scheduler import Scheduler, Sequence, prompt_name
+from services.engine.scheduler import Expected, Scheduler, Sequence, prompt_name
+
+log = get_logger(__name__)
+
+
+Work = Callable[[], None]
+
+# What is at work then waits for another engine, and for that no process should.
+_CLOSING_S = 1.0
+
+
+class Fetchers:
+    """Up to `count` threads, started as they are needed. They do not hold up the end of the process."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, work: Work) -> None:
+        """Runs it when a thread is free. What it raises is logged."""
+        self._queue.put(work)
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._work, name="kv fetch", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Lets each thread end after what it is at, and waits for that for a moment.
+
+        A thread that wakes up while the interpreter ends is unwound by it, which C++ answers with an abort.
+        """
+        for _ in self._threads:
+            self._queue.put(None)
+        until = time.monotonic() + _CLOSING_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except TransferError as error:
+                log.debug("an offer was not given back", fault=error.fault.value)
+            except Exception:
+                log.exception("a connector failed")
+
+
+# Before a busy engine is asked again; the pause doubles.
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 0.4
+
+Waiting = tuple[Sequence, SubmitSequence]
+"""A sequence outside of the scheduler, with what submitted it."""
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """One prompt on its way. `followers` have the same prompt and wait for it."""
+
+    sequence: Sequence
+    message: SubmitSequence
+    expected: Expected
+    fetch: Fetch
+    connector: Connector
+    # Places for chunks that have arrived and that the device has not copied yet.
+    ahead: threading.Semaphore = field(init=False)
+    followers: list[Waiting] = field(default_factory=list)
+    # Set by the loop: nobody wants it any more.
+    cancelled: bool = False
+    # Blocks that came, and those of them that are on the device.
+    came: int = 0
+    written: int = 0
+    fetched: bool = False
+
+    def __post_init__(self) -> None:
+        self.ahead = threading.Semaphore(window_of(self.fetch.chunk_blocks * self.fetch.block_bytes))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is on the device."""
+        return self.fetched and self.written == self.fetch.count
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks that came, from the arrival's block `first` on."""
+
+    arrival: Arrival
+    first: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The device has so many of them, or failed."""
+
+    arrival: Arrival
+    count: int
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Nothing more comes."""
+
+    arrival: Arrival
+    fault: TransferFault | None
+
+
+class Fetching:
+    """Fetches for the loop, which reads what its threads have to say from `news`.
+
+    A chunk waits in its thread until there is a place for it, so that what has come is bounded.
+    """
+
+    def __init__(self, max_transfers: int, clock: Callable[[], float]) -> None:
+        self._fetchers = Fetchers(max_transfers)
+        self._clock = clock
+        self.news: deque[Chunk | Written | Fetched] = deque()
+        self.wake: Callable[[], None] = lambda: None
+
+    def begin(self, arrival: Arrival) -> None:
+        """Fetches all chunks of it, in a thread."""
+        self._fetchers.run(lambda: self._fetch(arrival))
+
+    def decline(self, connector: Connector, fetch: Fetch) -> None:
+        """Tells the other engine that it need not keep what is offered; nobody waits until it knows."""
+        self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
+
+    def tell(self, news: Chunk | Written | Fetched) -> None:
+        """Gives the loop something to read. From any thread."""
+        self.news.append(news)
+        self.wake()
+
+    def close(self) -> None:
+        """Ends the threads as soon as they look up."""
+        self._fetchers.close()
+
+    def _fetch(self, arrival: Arrival) -> None:
+        fault: TransferFault | None = None
+        try:
+            self._ask(arrival)
+        except TransferError as error:
+            fault = error.fault
+            log.debug("KV did not arrive", fault=fault.value, reason=str(error))
+        except Exception:
+            fault = TransferFault.PROTOCOL
+            log.exception("a connector failed", connector=arrival.connector.name)
+        self.tell(Fetched(arrival, fault))
+
+    def _ask(self, arrival: Arrival) -> None:
+        """Fetches; an engine that has no room for one more transfer is asked again."""
+        pause = _FIRST_PAUSE_S
+        while not arrival.cancelled:
+            try:
+                arrival.connector.fetch(arrival.fetch, lambda data: self._put(arrival, data))
+                return
+            except TransferError as error:
+                left = arrival.fetch.deadline - self._clock()
+                if error.fault is not TransferFault.BUSY or left <= pause:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _put(self, arrival: Arrival, data: memoryview) -> None:
+        left = arrival.fetch.deadline - self._clock()
+        if not arrival.ahead.acquire(timeout=max(0.0, left)):
+            raise TransferError(TransferFault.TIMEOUT, "the engine did not come to write blocks")
+        if arrival.cancelled:
+            raise TransferError(TransferFault.GONE, "the KV is not wanted any more")
+        count = len(data) // arrival.fetch.block_bytes
+        first = arrival.fetch.first + arrival.came
+        arrival.came += count
+        if not count or len(data) % arrival.fetch.block_bytes or arrival.came > arrival.fetch.count:
+            raise TransferError(TransferFault.PROTOCOL, "the connector gave other blocks than were asked for")
+        self.tell(Chunk(arrival, first, data))
+
 
 # A connector keeps its deadline; one that was plugged in may not.
 _OVERTIME_S: Final = 1.0
-
-log = get_logger(__name__)
 
 
 class Arrivals:

@@ -1,4 +1,4 @@
-"""An engine's device, from its options."""
+"""An engine's device and the CPUs it computes on, from the options."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 import torch
 
+from catenary.cpus import Binding, EngineCpus, parse_binding, place, read_topology
 from catenary.directories import expanded
 from catenary.telemetry import get_logger
-from services.engine.core.cpus import cpus_of
 from services.engine.device import (
     AttentionSettings,
     CpuSettings,
@@ -26,6 +26,25 @@ from services.engine.device import (
 from services.engine.options import EngineOptions
 
 log = get_logger(__name__)
+
+
+def cpus_of(options: EngineOptions) -> EngineCpus:
+    """Threads of the forwards and, if they are bound, the CPU of each. Raises ValueError, one line."""
+    try:
+        # By itself an engine does not know who else computes here, so it takes no CPU that it was not given.
+        binding = Binding(lists=parse_binding(options.cpu_bind).lists)
+        placed = place(read_topology(), 1, binding, options.cpu_reserve or 0).engines[0]
+    except ValueError as error:
+        raise ValueError(f"cpu_bind, cpu_reserve: {error}") from None
+    threads = options.device_threads
+    if not threads:
+        return placed
+    if placed.cpus is None:
+        return EngineCpus(threads)
+    if threads > len(placed.cpus):
+        raise ValueError(f"device_threads {threads} is more than the {len(placed.cpus)} CPUs of cpu_bind")
+    return EngineCpus(threads, placed.cpus[:threads])
+
 
 _HPUS = ("hpu", "sim")
 

@@ -21,9 +21,8 @@ from catenary.transfer import (
     TransferSettings,
     load_connector,
 )
-from services.engine.core.arrivals import Arrivals
+from services.engine.core.arrivals import Arrivals, Waiting
 from services.engine.core.errors import StartError
-from services.engine.core.fetching import Waiting
 from services.engine.core.offers import OfferBook, OfferTerms
 from services.engine.core.sizing import Sizing
 from services.engine.domain import CoreErrorCode, SamplingOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from catenary.telemetry import get_logger
 from services.engine.core.beams import BeamSearches
 from services.engine.core.columns import StepBuilder
-from services.engine.core.constrained import ConstrainedSequences
+from services.engine.core.constraints import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
 from services.engine.core.intake import Intake
 from services.engine.core.kv_news import KvNews

@@ -1,26 +1,111 @@
-"""The life of a core process behind its link: start, loop, and what is said when either fails."""
+"""The life of a core process behind its link: choose the model's core, start it, run it, report failure."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
+from catenary.cpus import format_cpus, parse_binding
+from catenary.directories import NoHomeError, expanded
 from catenary.telemetry import configure_logging, get_logger
-from services.engine.core.choosing import start
-from services.engine.core.cpus import bind_core
 from services.engine.core.errors import StartError
 from services.engine.link import (
     BlockingLink,
     CoreFailed,
     CoreProgress,
+    CoreReady,
     LinkClosed,
     LinkError,
     StartCore,
     ToCore,
 )
+from services.engine.model import ModelError, Task, check_directory, find_task, prepare_model
 from services.engine.options import EngineOptions
 
 log = get_logger(__name__)
+
+
+def bind_core(options: EngineOptions) -> None:
+    """Keep this process, and every thread that it will start, on the CPUs of the options.
+
+    Before anything is loaded, so that memory comes from the NUMA node of these CPUs. Raises StartError for
+    CPUs that are not there or not allowed.
+    """
+    lists = parse_binding(options.cpu_bind).lists
+    if options.device != "cpu":
+        if lists or options.cpu_reserve is not None:
+            log.warning("cpu_bind and cpu_reserve concern CPUs alone", device=options.device)
+        return
+    if not lists:
+        return
+    wanted = set(lists[0])
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError:
+        bound: set[int] = set()
+    else:
+        bound = os.sched_getaffinity(0)
+    if missing := wanted - bound:
+        raise StartError(
+            f"cpu_bind {options.cpu_bind}: CPU {format_cpus(missing)} is not there or not allowed"
+        )
+
+
+Progress = Callable[[str, float | None], None]
+
+
+class Loop(Protocol):
+    """What a core's process drives."""
+
+    def handle(self, message: ToCore) -> None:
+        """Takes one message."""
+
+    def run(self) -> None:
+        """Returns when the servicer stops the core."""
+
+
+class StartedEngine(Protocol):
+    """What a core's process starts and ends."""
+
+    @property
+    def ready(self) -> CoreReady:
+        """What the servicer is told."""
+
+    def close(self) -> None:
+        """Ends what it holds."""
+
+
+def start(options: EngineOptions, progress: Progress) -> tuple[StartedEngine, Callable[[BlockingLink], Loop]]:
+    """Loads the model and makes it ready; and what makes its loop. Raises StartError."""
+    progress("loading torch and the model's files", 0.05)
+    directory, task = _find(options, progress)
+    # Loaded here and not above: torch takes seconds, and its absence has to be reported over the link.
+    if task is Task.GENERATE:
+        startup: Any = importlib.import_module("services.engine.core.startup")
+        loop: Any = importlib.import_module("services.engine.core.loop")
+        engine = startup.start_engine(options.model_copy(update={"model": str(directory)}), progress)
+        return engine, lambda link: loop.CoreLoop(link, engine)
+    pooled: Any = importlib.import_module("services.engine.core.pooled")
+    engine = pooled.start_pooled(options, directory, task, progress)
+    return engine, lambda link: pooled.PooledLoop(link, engine)
+
+
+def _find(options: EngineOptions, progress: Progress) -> tuple[Path, Task]:
+    try:
+        cache = expanded(options.cache_dir) if options.cache_dir else None
+        directory = prepare_model(
+            options.model,
+            cache_dir=cache,
+            progress=lambda line: progress(line, None),
+            convert_s=options.convert_timeout_s,
+        )
+        return directory, find_task(directory, check_directory(directory), options.task)
+    except (ModelError, NoHomeError) as error:
+        raise StartError(" ".join(str(error).split())) from error
 
 
 def serve(link: BlockingLink, *, own_process: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""How large an engine's KV and its buckets are, from what its device has left."""
+"""How large an engine's KV, steps and buckets are, from the options and what memory its device has left."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
+from catenary.directories import expanded
 from catenary.telemetry import get_logger
-from services.engine.bucketing import AXIS_OPTIONS, Bucket, BucketPlan
-from services.engine.core.buckets import make_buckets
-from services.engine.core.limits import StepLimits, step_limits
+from services.engine.bucketing import (
+    AXIS_OPTIONS,
+    Bucket,
+    BucketLimits,
+    BucketPlan,
+    build_plan,
+)
 from services.engine.device import Device
 from services.engine.graphs import Graphs, Key, Phase, name_of, size_of
 from services.engine.memory import (
@@ -34,6 +40,66 @@ from services.engine.options import EngineOptions
 from services.engine.runner import Runner
 
 log = get_logger(__name__)
+
+
+# Where padding costs nothing: a prompt that comes alone is computed in fewer pieces, and of short prompts as
+# many together as the tokens allow.
+_IDLE: Final = 2
+_PROMPTS: Final = 16
+# Where a forward computes its padding, and its shapes are many.
+_PADDED_PROMPTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Limits of steps.
+
+    tokens: of a step, prompts and decodes together; idle_tokens: of prompts in a step in which nothing
+    decodes; prompts: computed together; padded_tokens: of a prefill forward, padding included.
+    """
+
+    tokens: int
+    idle_tokens: int
+    prompts: int
+    padded_tokens: int
+
+
+def step_limits(options: EngineOptions, model: PagedModel) -> StepLimits:
+    """What the options say, or what is best for the way in which the model is computed."""
+    tokens, free = options.max_num_batched_tokens, model.skips_padding
+    # Listed buckets are for the tokens of a step.
+    listed = options.bucketing_file is not None
+    idle = options.max_idle_batched_tokens or (_IDLE * tokens if free and not listed else tokens)
+    prompts = options.max_prefill_batch or (_PROMPTS if free else _PADDED_PROMPTS)
+    return StepLimits(tokens, idle, prompts, padded_tokens=2 * idle if free and not listed else idle)
+
+
+def make_buckets(options: EngineOptions, block_size: int, kv: KvPlan, step: StepLimits) -> BucketPlan:
+    """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options, and
+    NoHomeError."""
+    limits = BucketLimits(
+        block_size=block_size,
+        max_model_len=kv.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=step.idle_tokens,
+        num_blocks=kv.num_blocks,
+        max_prefill_seqs=step.prompts,
+        contiguous=options.contiguous_kv,
+        max_padded_tokens=step.padded_tokens,
+    )
+    file = expanded(options.bucketing_file) if options.bucketing_file else None
+    plan = build_plan(
+        options.bucketing_strategy, limits, padding=options.padding(), file=file, axes=options.axes()
+    )
+    for note in plan.notes:
+        log.warning(note)
+    if plan.omitted:
+        log.warning(
+            "buckets of the file exceed this engine's limits and are left out",
+            buckets=[(b.batch, b.query, b.context_blocks) for b in plan.omitted],
+        )
+    return plan
+
 
 _GIB = 2**30
 

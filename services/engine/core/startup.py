@@ -1,8 +1,9 @@
-"""From options to a core that is ready to step: model, memory, buckets, scheduler, runner."""
+"""From options to a core that is ready to step: model, memory, buckets, scheduler, runner, recorder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ import torch
 from catenary.directories import NoHomeError, expanded, forbids_code, why_no_code
 from catenary.telemetry import get_logger
 from catenary.version import __version__
-from services.engine.bucketing import BucketPlan
+from services.engine.bucketing import BucketPlan, Recorder
+from services.engine.core.constraints import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
-from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.handover import Handover, open_handover
 from services.engine.core.profiler import Profiler
-from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.device import Device, DeviceError, ExecutionMode
@@ -40,10 +40,54 @@ from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.options import EngineOptions
 from services.engine.runner import KvLayout, Runner
-from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.scheduler import Finished, Outcome, Scheduler, SchedulerConfig, Scored, StepPlan
 from services.engine.tracing import EventFile, StepTracer
 
 log = get_logger(__name__)
+
+
+class ServingRecorder:
+    """Records into a file, or nothing without one.
+
+    Steps overlap: one waits for the step before it. So a step's time counts from its launch, or from the end
+    of the step before if that was later.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises ValueError if the file cannot be written."""
+        self._recorder = None if path is None else Recorder(path)
+        self._launches: dict[int, float] = {}
+        self._ended = 0.0
+
+    def launched(self, number: int) -> None:
+        """Notes that a step was launched."""
+        if self._recorder is not None:
+            self._launches[number] = time.perf_counter()
+
+    def ended(self, number: int, plan: StepPlan, *, whole: bool) -> None:
+        """Notes that a step ended. `whole`: it computed what was planned, and nothing else ran beside it."""
+        if self._recorder is None:
+            return
+        now = time.perf_counter()
+        begun = max(self._launches.pop(number), self._ended)
+        self._ended = now
+        if whole:
+            self._recorder.step(plan.bucket_prefill, plan.bucket_decode, now - begun)
+
+    def outcomes(self, outcomes: Iterable[Outcome | Scored]) -> None:
+        """Notes the lengths of the sequences that ended with these outcomes of a step."""
+        if self._recorder is None:
+            return
+        for outcome in outcomes:
+            if isinstance(outcome, Finished):
+                sequence = outcome.sequence
+                self._recorder.sequence(sequence.prompt_len, sequence.num_generated_tokens)
+
+    def idle(self) -> None:
+        """Writes what is buffered, while nothing waits for it."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
 
 Progress = Callable[[str, float | None], None]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from services.engine.link.channel import AsyncLink, BlockingLink
-from services.engine.link.framing import (
+from services.engine.link.channel import (
+    AsyncLink,
+    BlockingLink,
     FrameTooLarge,
     LinkClosed,
     LinkError,
     MalformedFrame,
 )
-from services.engine.link.kv import FollowKv, KvChanges, KvContents
 from services.engine.link.messages import (
     AbortSequences,
     CancelProfile,
@@ -21,10 +21,14 @@ from services.engine.link.messages import (
     CoreReady,
     CoreStep,
     EndRow,
+    FollowKv,
     GraphLoad,
     HypothesisRow,
+    KvChanges,
+    KvContents,
     Message,
     ModelFacts,
+    OfferedKv,
     PhaseLoad,
     ProfileEnd,
     ProfilePart,
@@ -35,8 +39,8 @@ from services.engine.link.messages import (
     StopCore,
     SubmitSequence,
     ToCore,
+    TransferLoad,
 )
-from services.engine.link.transfers import OfferedKv, TransferLoad
 
 __all__ = [
     "AbortSequences",

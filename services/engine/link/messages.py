@@ -19,8 +19,64 @@ from services.engine.domain import (
     PoolingOptions,
     SamplingOptions,
 )
-from services.engine.link.kv import FollowKv, KvChanges, KvContents
-from services.engine.link.transfers import OfferedKv, TransferLoad
+
+
+class FollowKv(Struct, frozen=True, array_like=True, tag="follow_kv"):
+    """Somebody wants to know: the core sends its contents, and from then on, as long as it lives, changes."""
+
+
+class KvContents(Struct, frozen=True, array_like=True, tag="kv_contents"):
+    """A part of the names of all blocks that can be hit; `first` begins them and `last` completes them.
+
+    They take the place of all that was told before. Nothing else about the cache comes between the parts.
+    """
+
+    names: bytes
+    first: bool
+    last: bool
+
+
+class KvChanges(Struct, frozen=True, array_like=True, tag="kv"):
+    """What came of the changes since the last message: first all blocks are given up if `cleared`, then
+    `removed` can be hit no more, and `stored` can. No name is in both."""
+
+    cleared: bool
+    removed: bytes
+    stored: bytes
+
+
+class OfferedKv(Struct, frozen=True, array_like=True):
+    """The contract's KvOffer: KV of a prompt's first `tokens` tokens, in `blocks` blocks, and where it is."""
+
+    connector: str
+    address: str
+    ticket: bytes
+    host_id: str
+    blocks: int
+    tokens: int
+    layout: bytes
+
+
+class TransferLoad(Struct, frozen=True, array_like=True):
+    """KV handed on since the core's start.
+
+    Of a prefill engine: offers made, and what became of them: `fetched`, `expired`, `evicted` (others needed
+    the blocks, or there were too many), `withdrawn` (aborted, or their router left); `offers` and `blocks`
+    are held now. Of a decode engine: prompts that `arrived`, and by cause those that did not; `fetching` now.
+    """
+
+    made: int = 0
+    fetched: int = 0
+    expired: int = 0
+    evicted: int = 0
+    withdrawn: int = 0
+    offers: int = 0
+    blocks: int = 0
+    bytes_sent: int = 0
+    arrived: int = 0
+    fetching: int = 0
+    bytes_received: int = 0
+    faults: dict[str, int] = {}
 
 
 class StartCore(Struct, frozen=True, array_like=True, tag="start"):

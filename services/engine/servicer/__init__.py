@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from services.engine.servicer.admission import Admission
-from services.engine.servicer.allocator import preloaded
-from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
-from services.engine.servicer.draining import DrainOrder
+from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits
+from services.engine.servicer.attachment import DrainOrder
+from services.engine.servicer.core import (
+    Core,
+    CoreEvent,
+    CoreRefusal,
+    CoreStartError,
+    ProcessCore,
+    ProgressSink,
+    preloaded,
+    spawn_process,
+)
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity, model_info
-from services.engine.servicer.inadmissible import Inadmissible
-from services.engine.servicer.kv_board import KvBoard
-from services.engine.servicer.kv_outbox import KvOutbox
+from services.engine.servicer.kv_events import KvBoard, KvOutbox
 from services.engine.servicer.kv_stream import KvPublishing
 from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.metrics import EngineCollector
-from services.engine.servicer.process_core import ProcessCore, spawn_process
-from services.engine.servicer.router_link import LinkTimes, RouterLink
-from services.engine.servicer.router_links import RouterLinks
-from services.engine.servicer.sampling import SequenceLimits
+from services.engine.servicer.router_links import LinkTimes, RouterLink, RouterLinks
 from services.engine.servicer.status import StatusService
 from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
 

@@ -1,18 +1,333 @@
-"""Admission: a SequenceSpec from the wire becomes a fully resolved SubmitSequence, or a reasoned Error."""
+"""Admission: what a router submits, checked against the engine's limits and resolved for the core."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from catenary.constraints import ConstraintKind
-from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES
+from catenary.kv_offer import well_formed
+from catenary.parameters import BIAS, MIN_P, PENALTY, REPETITION, TEMPERATURE, TOP_K, TOP_P
+from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES, MAX_TOP_LOGPROBS
+from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
-from services.engine.domain import ConstraintOptions
-from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
-from services.engine.servicer.beams import resolve_beams
-from services.engine.servicer.documents import resolve_document
-from services.engine.servicer.inadmissible import Inadmissible
-from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
+from services.engine.domain import (
+    BeamOptions,
+    ConstraintOptions,
+    PoolingOptions,
+    SamplingOptions,
+)
+from services.engine.link import CapacityFacts, ModelFacts, OfferedKv, SubmitSequence
+from services.engine.servicer.identity import task_of
+
+
+class Inadmissible(Exception):
+    """The sequence is refused with `error`; the same one is refused again by an engine like this one."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: common_pb2.ErrorCode.ValueType = common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+    ) -> None:
+        super().__init__(message)
+        self.error = common_pb2.Error(code=code, message=message, param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """How much a sequence may bring besides its prompt."""
+
+    max_stop_token_ids: int = 64
+    max_logit_bias: int = 1024
+    max_bad_words: int = 256
+    max_bad_word_tokens: int = 32
+    max_beam_width: int = 8
+    max_beam_numbers: int = 1 << 20
+
+
+def resolve_sampling(
+    spec: common_pb2.SequenceSpec, model: ModelFacts, limits: SequenceLimits
+) -> SamplingOptions:
+    """The sequence's sampling options. Draws a seed if it has none. Raises Inadmissible."""
+    given, response = spec.sampling, spec.response
+    return SamplingOptions(
+        temperature=_temperature(given, model),
+        top_p=_top_p(given, model),
+        top_k=_top_k(given, model),
+        seed=given.seed if given.HasField("seed") else draw_seed(),
+        top_logprobs=_alternatives(response, "top_logprobs"),
+        min_p=_min_p(given, model),
+        presence_penalty=_penalty(given, "presence_penalty"),
+        frequency_penalty=_penalty(given, "frequency_penalty"),
+        repetition_penalty=_repetition_penalty(given, model),
+        logit_bias=_logit_bias(given, model, limits),
+        bad_words=_bad_words(given, model, limits),
+        allowed_token_ids=_allowed_token_ids(given, model),
+        prompt_logprobs=_alternatives(response, "prompt_logprobs"),
+        keep_top_k_duplicates=(
+            given.keep_top_k_duplicates if given.HasField("keep_top_k_duplicates") else True
+        ),
+    )
+
+
+def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raises Inadmissible for an id that is not below the vocabulary's size, the width of the logits."""
+    if max(ids, default=0) >= vocab_size:
+        raise Inadmissible(f"A token id in {param} is not below the vocabulary size, {vocab_size}.", param)
+
+
+def _temperature(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
+    if not given.HasField("temperature"):
+        return 1.0 if model.default_temperature is None else model.default_temperature
+    if given.temperature not in TEMPERATURE:
+        raise Inadmissible(f"temperature must be {TEMPERATURE}.", "temperature")
+    return given.temperature
+
+
+def _top_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
+    if not given.HasField("top_p"):
+        return 1.0 if model.default_top_p is None else model.default_top_p
+    if given.top_p not in TOP_P:
+        raise Inadmissible("top_p must be above 0 and at most 1.", "top_p")
+    return given.top_p
+
+
+def _top_k(given: common_pb2.SamplingParams, model: ModelFacts) -> int:
+    """Number of best tokens to keep; 0 is off."""
+    if not given.HasField("top_k"):
+        return max(0, model.default_top_k or 0)
+    if given.top_k not in TOP_K:
+        raise Inadmissible("top_k must be at least 1, or 0 or -1 for off.", "top_k")
+    return max(0, given.top_k)
+
+
+def _min_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
+    if not given.HasField("min_p"):
+        return model.default_min_p or 0.0
+    if given.min_p not in MIN_P:
+        raise Inadmissible("min_p must be between 0 and 1.", "min_p")
+    return given.min_p
+
+
+def _penalty(given: common_pb2.SamplingParams, name: str) -> float:
+    value: float = getattr(given, name)
+    if value not in PENALTY:
+        raise Inadmissible(f"{name} must be between -2 and 2.", name)
+    return value
+
+
+def _repetition_penalty(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
+    if not given.HasField("repetition_penalty"):
+        return 1.0 if model.default_repetition_penalty is None else model.default_repetition_penalty
+    low, high = REPETITION.low, REPETITION.high
+    # The wire rounds to float32, the nearest to 0.01 of which is below it.
+    if not low * (1 - 1e-6) <= given.repetition_penalty <= high:
+        raise Inadmissible(f"repetition_penalty must be between {low} and {high:g}.", "repetition_penalty")
+    return given.repetition_penalty
+
+
+def _logit_bias(
+    given: common_pb2.SamplingParams, model: ModelFacts, limits: SequenceLimits
+) -> tuple[tuple[int, float], ...]:
+    pairs = tuple((entry.token_id, entry.bias) for entry in given.logit_bias)
+    if len(pairs) > limits.max_logit_bias:
+        raise Inadmissible(
+            f"logit_bias has {len(pairs)} tokens; at most {limits.max_logit_bias} are taken here "
+            "(max-logit-bias).",
+            "logit_bias",
+        )
+    check_ids((token for token, _ in pairs), model.vocab_size, "logit_bias")
+    if not all(bias in BIAS for _, bias in pairs):
+        raise Inadmissible("A value in logit_bias must be between -100 and 100.", "logit_bias")
+    if len(dict(pairs)) < len(pairs):
+        raise Inadmissible("A token has two values in logit_bias.", "logit_bias")
+    return pairs
+
+
+def _bad_words(
+    given: common_pb2.SamplingParams, model: ModelFacts, limits: SequenceLimits
+) -> tuple[tuple[int, ...], ...]:
+    words = tuple(dict.fromkeys(tuple(word.token_ids) for word in given.bad_words))
+    if len(given.bad_words) > limits.max_bad_words:
+        raise Inadmissible(
+            f"There are {len(given.bad_words)} bad_words; at most {limits.max_bad_words} are taken here "
+            "(max-bad-words).",
+            "bad_words",
+        )
+    for word in words:
+        if not 1 <= len(word) <= limits.max_bad_word_tokens:
+            raise Inadmissible(
+                f"One of bad_words has {len(word)} tokens; 1 to {limits.max_bad_word_tokens} are taken here "
+                "(max-bad-word-tokens).",
+                "bad_words",
+            )
+        check_ids(word, model.vocab_size, "bad_words")
+    return words
+
+
+def _allowed_token_ids(given: common_pb2.SamplingParams, model: ModelFacts) -> tuple[int, ...]:
+    ids = tuple(dict.fromkeys(given.allowed_token_ids))
+    check_ids(ids, model.vocab_size, "allowed_token_ids")
+    return ids
+
+
+def _alternatives(response: common_pb2.ResponseOptions, name: str) -> int:
+    """How many alternatives to report; -1: nothing at all."""
+    if not response.HasField(name):  # type: ignore[arg-type]
+        return -1
+    count: int = getattr(response, name)
+    if count > MAX_TOP_LOGPROBS:
+        raise Inadmissible(f"{name} must be at most {MAX_TOP_LOGPROBS}.", name)
+    return count
+
+
+# Scores are divided by the length to this power: beyond it only the length would decide.
+_MAX_LENGTH_PENALTY = 10.0
+
+
+def resolve_beams(
+    spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: SequenceLimits, max_tokens: int
+) -> BeamOptions | None:
+    """What the spec's beam search asks for, None if it has none. Raises Inadmissible.
+
+    `max_tokens`: tokens of a beam at the most.
+    """
+    if not spec.HasField("beam_search"):
+        return None
+    given = spec.beam_search
+    _check_beams(spec, capacity, limits)
+    asked = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else -1
+    numbers = given.results * max_tokens * (1 if asked < 0 else 2 + 2 * asked)
+    if numbers > limits.max_beam_numbers:
+        raise Inadmissible(
+            f"The hypotheses can come to {numbers} tokens, log probabilities and alternatives; at most "
+            f"{limits.max_beam_numbers} are taken here (max-beam-numbers). Lower max_tokens.",
+            "max_tokens",
+        )
+    return BeamOptions(given.width, given.length_penalty, given.early_stopping, given.results, asked)
+
+
+def _check_beams(spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: SequenceLimits) -> None:
+    given, most = spec.beam_search, min(limits.max_beam_width, capacity.max_running)
+    if limits.max_beam_width == 0:
+        raise Inadmissible(
+            "This engine takes no beam search (max-beam-width is 0, or contiguous-kv is on).",
+            "use_beam_search",
+            common_pb2.ERROR_CODE_UNSUPPORTED,
+        )
+    if not 1 <= given.width <= most:
+        raise Inadmissible(
+            f"A beam search has 1 to {most} beams here (max-beam-width, max-num-seqs), not {given.width}.",
+            "use_beam_search",
+        )
+    if not 1 <= given.results <= given.width:
+        raise Inadmissible(
+            f"A search of {given.width} beams reports 1 to as many, not {given.results}.", "use_beam_search"
+        )
+    # NaN is in no interval.
+    if not -_MAX_LENGTH_PENALTY <= given.length_penalty <= _MAX_LENGTH_PENALTY:
+        raise Inadmissible(
+            f"length_penalty must be between -{_MAX_LENGTH_PENALTY:g} and {_MAX_LENGTH_PENALTY:g}.",
+            "length_penalty",
+        )
+    if spec.HasField("constraint"):
+        raise Inadmissible("A beam search cannot have a constraint.", "constraint")
+    if spec.HasField("prompt_len") and spec.prompt_len != len(spec.token_ids):
+        raise Inadmissible("A beam search emits nothing that it could be resumed with.", "prompt_len")
+
+
+# An offer that no engine can honour: the core counts it as such and computes the prompt.
+_NOTHING = OfferedKv("", "", b"", "", 0, 0, b"")
+
+
+def offer_of(message: common_pb2.KvOffer) -> OfferedKv:
+    """An offer for the core. One that is out of the contract's bounds is good for nothing."""
+    if not well_formed(message):
+        return _NOTHING
+    return OfferedKv(
+        connector=message.connector,
+        address=message.address,
+        ticket=message.ticket,
+        host_id=message.host_id,
+        blocks=message.blocks,
+        tokens=message.tokens,
+        layout=message.layout,
+    )
+
+
+def with_role(resolved: SubmitSequence, submit: common_pb2.Submit, role: str) -> SubmitSequence:
+    """The sequence with what the submit says of its two halves. Raises Inadmissible.
+
+    An offer to an engine that does not fetch means nothing: it computes the prompt.
+    """
+    if submit.prefill_only:
+        if role != "prefill":
+            raise Inadmissible("This engine computes no prompts for others (role).", "prefill_only")
+        if resolved.pooling is not None or resolved.beams is not None:
+            raise Inadmissible("Only sequences that sample can be handed over.", "prefill_only")
+        if not 2 <= resolved.prompt_len == len(resolved.token_ids):
+            message = "A prompt that is handed over has at least 2 tokens, and none after it."
+            raise Inadmissible(message, "prompt")
+        if resolved.sampling.prompt_logprobs >= 0:
+            raise Inadmissible("A prompt that is handed over is not scored.", "prompt_logprobs")
+        return replace(resolved, prefill_only=True)
+    if submit.HasField("kv_offer") and role == "decode":
+        return replace(resolved, kv_offer=offer_of(submit.kv_offer))
+    return resolved
+
+
+def resolve_document(
+    spec: common_pb2.SequenceSpec, model: ModelFacts, context: int, key: int
+) -> SubmitSequence:
+    """The document for the core, under `key`. `context`: the longest one in tokens. Raises Inadmissible."""
+    pooling, total = spec.pooling, len(spec.token_ids)
+    if pooling.task != task_of(model) or model.task == "generate":
+        raise Inadmissible(f"This engine's model is served for another task: {model.task}.", "model")
+    for name in ("sampling", "stopping", "response", "constraint", "beam_search"):
+        if spec.HasField(name):
+            raise Inadmissible(f"{name} has no meaning where nothing is generated.", name)
+    if total == 0:
+        raise Inadmissible("The document is empty.", "input")
+    if spec.HasField("prompt_len") and spec.prompt_len != total:
+        raise Inadmissible(f"prompt_len must be the number of token ids, {total}.", "prompt_len")
+    if total > context:
+        raise Inadmissible(
+            f"The document has {total} tokens; the longest one here has {context}.",
+            "input",
+            common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+        )
+    if max(spec.token_ids) >= model.vocab_size:
+        raise Inadmissible(f"A token id is not below the vocabulary size, {model.vocab_size}.", "input")
+    if pooling.HasField("second_start") and not 1 <= pooling.second_start < total:
+        raise Inadmissible(f"second_start must be between 1 and {total - 1}.", "second_start")
+    return SubmitSequence(
+        key=key,
+        token_ids=list(spec.token_ids),
+        prompt_len=total,
+        sampling=SamplingOptions(),
+        max_tokens=0,
+        min_tokens=0,
+        stop_token_ids=[],
+        ignore_eos=False,
+        priority=spec.priority,
+        pooling=PoolingOptions(_dimensions(pooling, model), pooling.second_start, pooling.raw),
+    )
+
+
+def _dimensions(pooling: common_pb2.Pooling, model: ModelFacts) -> int:
+    """The width to cut to, 0 for none."""
+    if not pooling.HasField("dimensions"):
+        return 0
+    wanted, width = pooling.dimensions, model.embedding_width
+    allowed = 1 <= wanted <= width and (model.any_dimensions or wanted in model.embedding_dimensions)
+    if wanted != width and not allowed:
+        raise Inadmissible("The model's vectors cannot be cut to so many dimensions.", "dimensions")
+    # The whole width asks for nothing.
+    return 0 if wanted == width else wanted
+
 
 # Of the protocol: both sides know it, and logs and metrics carry ids.
 MAX_REQUEST_ID = 256

@@ -1,24 +1,99 @@
-"""One attachment to one router: from the hello to the end of the stream."""
+"""One attachment to a router: the stream, its lease, and the order to drain."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import grpc
 
+from catenary.schema import MINIMUM_PEER_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import engine_pb2, engine_pb2_grpc
-from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.kv_stream import KvPublishing, KvStream
-from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.refusals import LINK_REFUSALS
 
 log = get_logger(__name__)
+
+
+class DrainOrder:
+    """Given by any router, or by several: the earliest deadline counts. Times are of a steady clock."""
+
+    def __init__(self, default_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._default_s = default_s
+        self._clock = clock
+        self._until: float | None = None
+        self._changed = asyncio.Event()
+
+    def give(self, deadline_s: float | None) -> None:
+        """Finish within so many seconds; None: the engine's own time."""
+        until = self._clock() + (self._default_s if deadline_s is None else deadline_s)
+        if self._until is None or until < self._until:
+            self._until = until
+            self._changed.set()
+
+    async def given(self) -> None:
+        """Wait for an order."""
+        await self._changed.wait()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, 0 if it is over. Without an order, the engine's own time."""
+        return self._default_s if self._until is None else max(0.0, self._until - self._clock())
+
+    async def over(self) -> None:
+        """Wait until the deadline has passed. It may come nearer meanwhile."""
+        while (left := self.left_s) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+
+# The lease is the router's option (--lease-ms); a shorter one would run out in any pause of a process.
+_SHORTEST_LEASE_MS = 50
+
+
+class LeaseRefused(Exception):
+    """The router's answer makes no lease; the text says why."""
+
+
+class Lease:
+    """An epoch and the time of the last word from its router. Times are seconds of any steady clock."""
+
+    def __init__(self, attached: engine_pb2.Attached, *, now: float, orphan_timeout_s: float) -> None:
+        """Raises LeaseRefused if the schema revisions do not fit or the terms cannot be kept."""
+        if attached.schema_revision < MINIMUM_PEER_REVISION:
+            mismatch = revision_mismatch(attached.schema_revision, 0, peer="router")
+            raise LeaseRefused(mismatch or "the router's schema revision is unknown")
+        if attached.lease_epoch == 0:
+            raise LeaseRefused("the router granted no lease epoch")
+        if attached.lease_ms < _SHORTEST_LEASE_MS or not 0 < attached.report_interval_ms < attached.lease_ms:
+            raise LeaseRefused(
+                f"the router wants a report each {attached.report_interval_ms} ms in a lease of "
+                f"{attached.lease_ms} ms; that cannot be kept"
+            )
+        self.epoch = attached.lease_epoch
+        self.router = attached.router_instance_id
+        self.interval_s = attached.report_interval_ms / 1000
+        self.limit_s = min(attached.lease_ms / 1000, orphan_timeout_s)
+        self._heard = now
+
+    def heard(self, now: float) -> None:
+        """A message of the router came."""
+        self._heard = now
+
+    def left_s(self, now: float) -> float:
+        """Seconds until the lease runs out; 0 or less: it has."""
+        return self._heard + self.limit_s - now
+
 
 _GOODBYE_S = 1.0
 

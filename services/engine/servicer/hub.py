@@ -1,4 +1,4 @@
-"""The middle of the servicer: joins one core to any number of routers, and decides what is taken."""
+"""The hub between routers and the core: leases, admission, steps, loads and the engine's state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger, tracing
@@ -13,6 +17,7 @@ from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
     CapacityFacts,
     ConstraintLoad,
+    CoreLoad,
     CoreProgress,
     CoreReady,
     CoreStep,
@@ -20,16 +25,11 @@ from services.engine.link import (
     ModelFacts,
     TransferLoad,
 )
-from services.engine.servicer.admission import Admission
-from services.engine.servicer.attached import AttachedRouters
-from services.engine.servicer.core_client import Core, CoreRefusal
-from services.engine.servicer.core_loads import CoreLoads
-from services.engine.servicer.inadmissible import Inadmissible
-from services.engine.servicer.kv_board import KvBoard
-from services.engine.servicer.mailbox import Mailbox
-from services.engine.servicer.offers import OfferHandles, with_role
+from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits, with_role
+from services.engine.servicer.core import Core, CoreRefusal
+from services.engine.servicer.kv_events import KvBoard
+from services.engine.servicer.mailbox import AttachedRouters, Mailbox, rows_of
 from services.engine.servicer.profiles import Profiles
-from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.refusals import (
     duplicate,
     engine_lost,
@@ -38,14 +38,90 @@ from services.engine.servicer.refusals import (
     not_alone,
     not_taking,
 )
-from services.engine.servicer.sampling import SequenceLimits
-from services.engine.servicer.sequences import LiveSequence, SequenceTable
-from services.engine.servicer.steps import rows_of
-from services.engine.servicer.traces import SequenceTrace
+from services.engine.servicer.sequences import LiveSequence, OfferHandles, SequenceTable, SequenceTrace
 
 log = get_logger(__name__)
 
 StateListener = Callable[[engine_pb2.EngineState.ValueType], None]
+
+
+class ProgressWatch:
+    """Tells a stall from the times of steps. Times are seconds of any steady clock."""
+
+    def __init__(self, stall_limit_s: float) -> None:
+        self._limit = stall_limit_s
+        self._since: float | None = None
+
+    def on_work(self, now: float) -> None:
+        """A sequence was handed to the core. An idle core's time counts from here."""
+        if self._since is None:
+            self._since = now
+
+    def on_step(self, now: float, *, more: bool) -> None:
+        """The core made a step; `more` tells whether it still has work."""
+        self._since = now if more else None
+
+    def reset(self) -> None:
+        """The core is new or gone: it owes nothing."""
+        self._since = None
+
+    def stalled(self, now: float) -> bool:
+        """Whether the core has had work without a step for longer than the limit."""
+        return self._since is not None and now - self._since > self._limit
+
+
+# What is so now. All else is counted from a core's start on.
+_NOW: dict[type, frozenset[str]] = {
+    CoreLoad: frozenset({"running", "waiting", "used_blocks", "pending_prefill_tokens"}),
+    GraphLoad: frozenset({"captured", "warm", "to_warm"}),
+    TransferLoad: frozenset({"offers", "blocks", "fetching"}),
+}
+
+
+class CoreLoads:
+    """`now` is the load as of the core's last report; empty while there is no core."""
+
+    def __init__(self) -> None:
+        self.now = CoreLoad()
+        # What cores that are dead have counted.
+        self._past: CoreLoad | None = None
+        # Set while the core keeps no KV for other engines.
+        self._unoffered = asyncio.Event()
+        self._unoffered.set()
+
+    def take(self, load: CoreLoad) -> None:
+        """The core reports."""
+        self.now = load
+        if load.transfers.offers:
+            self._unoffered.clear()
+        else:
+            self._unoffered.set()
+
+    def core_lost(self) -> None:
+        """The core is dead; what it has counted stays."""
+        self._past = self.total
+        self.take(CoreLoad())
+
+    @property
+    def total(self) -> CoreLoad:
+        """The load as it is now, with what is counted since the engine's start."""
+        if self._past is None:
+            return self.now
+        total: CoreLoad = _added(self._past, self.now)
+        return total
+
+    async def unoffered(self) -> None:
+        """Wait until the core keeps no KV that another engine is about to fetch."""
+        await self._unoffered.wait()
+
+
+def _added(past: Any, now: Any) -> Any:
+    if isinstance(now, dict):
+        return {key: past.get(key, 0) + now.get(key, 0) for key in past | now}
+    if not isinstance(now, Struct):
+        return past + now
+    names = set(now.__struct_fields__) - _NOW.get(type(now), frozenset())
+    return replace(now, **{name: _added(getattr(past, name), getattr(now, name)) for name in names})
 
 
 class EngineHub:

@@ -13,7 +13,7 @@ from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.kv_outbox import KvOutbox
+from services.engine.servicer.kv_events import KvOutbox
 from services.engine.servicer.refusals import LINK_REFUSALS
 
 log = get_logger(__name__)

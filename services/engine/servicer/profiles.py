@@ -9,7 +9,7 @@ from catenary.rpc import RpcError, refuse
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
 from services.engine.link import CancelProfile, ProfileEnd, ProfilePart, StartProfile
-from services.engine.servicer.core_client import Core, CoreRefusal
+from services.engine.servicer.core import Core, CoreRefusal
 
 log = get_logger(__name__)
 

@@ -1,13 +1,56 @@
-"""Which core key belongs to which handle of which router: the servicer's table of live sequences."""
+"""The servicer's table of live sequences, with their spans, and of offers that routers may withdraw."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from catenary.columns import StepRow
+from catenary.telemetry import record_span
 from catenary.v1 import common_pb2
-from services.engine.servicer.traces import SequenceTrace
+
+_REASONS = common_pb2.FinishReason
+_FAILED = common_pb2.FINISH_REASON_ERROR
+
+
+class SequenceTrace:
+    """Of one sequence, begun when the core gets it. Prefill is all until its first tokens, decode the rest.
+
+    Its spans are children of what the router decided.
+    """
+
+    __slots__ = ("_parent", "_prefilled", "_sequence_id", "_since")
+
+    def __init__(self, spec: common_pb2.SequenceSpec) -> None:
+        self._parent = spec.traceparent or None
+        self._sequence_id = spec.request_id
+        self._since = time.monotonic()
+        self._prefilled = False
+
+    def emitted(self) -> None:
+        """It has tokens."""
+        if not self._prefilled:
+            self._prefilled = True
+            self._record("prefill", {"catenary.sequence_id": self._sequence_id})
+
+    def ended(self, end: common_pb2.SequenceEnd) -> None:
+        """It is over."""
+        usage = end.usage
+        attributes: dict[str, str | int] = {
+            "catenary.sequence_id": self._sequence_id,
+            "catenary.finish_reason": _REASONS.Name(end.reason).removeprefix("FINISH_REASON_").lower(),
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "catenary.usage.cached_tokens": usage.cached_tokens,
+        }
+        error = common_pb2.ErrorCode.Name(end.error.code) if end.reason == _FAILED else None
+        self._record("decode" if self._prefilled else "prefill", attributes, error)
+
+    def _record(self, name: str, attributes: dict[str, str | int], error: str | None = None) -> None:
+        now = time.monotonic()
+        record_span(name, self._parent, attributes, lasted_s=now - self._since, error=error)
+        self._since = now
 
 
 @dataclass(slots=True)
@@ -131,3 +174,32 @@ class SequenceTable:
         for sequence in live:
             self.end(sequence)
         return [sequence for sequence in live if sequence.link is not None]
+
+
+class OfferHandles:
+    """Keys of the sequences that ended with an offer, by link and handle: an abort withdraws it.
+
+    The oldest are forgotten; their offers expire.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def add(self, link: int, handle: int, key: int) -> None:
+        """A sequence of this handle has ended with an offer."""
+        self._keys[link, handle] = key
+        if len(self._keys) > self._limit:
+            self._keys.popitem(last=False)
+
+    def take(self, link: int, handle: int) -> int | None:
+        """The key of a handle that has ended with an offer, which is then forgotten."""
+        return self._keys.pop((link, handle), None)
+
+    def leave(self, link: int) -> list[int]:
+        """Forgets a link; returns its keys."""
+        return [self._keys.pop(place) for place in [one for one in self._keys if one[0] == link]]
+
+    def clear(self) -> None:
+        """Forgets all: the core that made the offers is gone."""
+        self._keys.clear()

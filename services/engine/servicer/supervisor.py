@@ -17,7 +17,7 @@ from services.engine.link import (
     ProfileEnd,
     ProfilePart,
 )
-from services.engine.servicer.core_client import Core, CoreStartError
+from services.engine.servicer.core import Core, CoreStartError
 from services.engine.servicer.hub import EngineHub
 
 log = get_logger(__name__)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from services.engine.vllm_variables.buckets import STRATEGY_VARIABLES
-from services.engine.vllm_variables.loading import Shared, load_moved, load_shared
 from services.engine.vllm_variables.rows import Row, Status
-from services.engine.vllm_variables.translation import VARIABLES, row_of, translate
+from services.engine.vllm_variables.translation import (
+    VARIABLES,
+    Shared,
+    load_moved,
+    load_shared,
+    row_of,
+    translate,
+)
 
 __all__ = [
     "STRATEGY_VARIABLES",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from catenary.config import ConfigError
-from services.engine.vllm_variables.rows import Row, Status, equivalent, unneeded
-from services.engine.vllm_variables.variables import Variables
+from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent, unneeded
 
 # What would switch on something that is not done, by what it is and what to do instead.
 _FP8 = "FP8 is not done yet", "to compute in bfloat16"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary.config import ConfigError
-from services.engine.vllm_variables.rows import Row, Status, equivalent
-from services.engine.vllm_variables.variables import Variables
+from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent
 
 _TEST = "tests/unit/engine/test_migration_buckets.py::"
 STRATEGY, OLD_SWITCH, FILE = (

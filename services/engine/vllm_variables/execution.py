@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 
 from catenary.config import ConfigError
-from services.engine.vllm_variables.rows import Row, Status, copied, equivalent, passed_on, unneeded
-from services.engine.vllm_variables.variables import Variables
+from services.engine.vllm_variables.rows import (
+    Row,
+    Status,
+    Variables,
+    copied,
+    equivalent,
+    passed_on,
+    unneeded,
+)
 
 _TEST = "tests/unit/engine/test_migration_engine.py::"
 _COPIED = f"{_TEST}test_variable_sets_its_option"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.vllm_variables.rows import Row, Status, equivalent, passed_on, unneeded
-from services.engine.vllm_variables.variables import Variables
+from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent, passed_on, unneeded
 
 _HUBS = "tests/unit/engine/test_hubs.py::"
 

@@ -18,7 +18,7 @@ from catenary.config import (
     settings,
     unknown_variables,
 )
-from catenary.config.describe import option_groups
+from catenary.config.parser import option_groups
 
 
 class ExampleConfig(ServiceConfig):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.engine.servicer.attached import AttachedRouters
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.mailbox import AttachedRouters, Mailbox
 
 
 def attached(count: int, **limits: float) -> tuple[AttachedRouters, list[Mailbox]]:

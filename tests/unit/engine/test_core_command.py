@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.parametrize("flags", [(), ("-P",)])
 def test_a_core_looks_for_modules_where_its_servicer_does(flags: tuple[str, ...]) -> None:
-    program = "from services.engine.servicer.process_core import CORE_COMMAND; print(*CORE_COMMAND[1:])"
+    program = "from services.engine.servicer.core import CORE_COMMAND; print(*CORE_COMMAND[1:])"
     result = subprocess.run(
         [sys.executable, *flags, "-c", program], capture_output=True, text=True, check=True
     )

@@ -13,8 +13,9 @@ from catenary.config import ConfigError
 from catenary.cpus import EngineCpus, read_topology
 from services.engine import app
 from services.engine.config import EngineConfig
-from services.engine.core.cpus import bind_core, cpus_of
+from services.engine.core.devices import cpus_of
 from services.engine.core.errors import StartError
+from services.engine.core.process import bind_core
 from services.engine.options import EngineOptions
 from services.engine.servicer import preloaded
 
@@ -45,8 +46,9 @@ def test_threads_of_a_list() -> None:
 def test_core_keeps_to_its_cpus_before_it_loads_torch() -> None:
     code = (
         "import os, sys, threading\n"
-        "from tests.unit.engine.test_core_cpus import CPU, bind_core, core_options\n"
-        "bind_core(core_options(cpu_bind=str(CPU)))\n"
+        "from services.engine.config import EngineConfig\n"
+        "from services.engine.core.process import bind_core\n"
+        f"bind_core(EngineConfig(device='cpu', cpu_bind='{CPU}'))\n"
         "thread = threading.Thread(target=lambda: print(sorted(os.sched_getaffinity(0))))\n"
         "thread.start(); thread.join()\n"
         "print('torch' in sys.modules)\n"

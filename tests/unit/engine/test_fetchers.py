@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from services.engine.core import fetchers
-from services.engine.core.fetchers import Fetchers
+from services.engine.core import arrivals
+from services.engine.core.arrivals import Fetchers
 
 
 def named() -> list[threading.Thread]:
@@ -26,7 +26,7 @@ def test_idle_threads_are_gone_after_close() -> None:
 
 
 def test_close_does_not_wait_for_work_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetchers, "_CLOSING_S", 0.05)
+    monkeypatch.setattr(arrivals, "_CLOSING_S", 0.05)
     pool, begun, go = Fetchers(1), threading.Event(), threading.Event()
 
     def work() -> None:

@@ -35,7 +35,7 @@ from services.engine.link import (
     StopCore,
     SubmitSequence,
 )
-from services.engine.link.framing import FrameBuffer, decode_body, encode_frame
+from services.engine.link.channel import FrameBuffer, decode_body, encode_frame
 
 LIMIT = 1 << 20
 

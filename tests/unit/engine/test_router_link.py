@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from services.engine.servicer.kv_stream import KvPublishing
-from services.engine.servicer.router_link import LinkTimes, RouterLink
+from services.engine.servicer.router_links import LinkTimes, RouterLink
 
 TIMES = LinkTimes(
     attach_timeout_s=5, orphan_timeout_s=5, backoff_s=0.01, backoff_max_s=0.05, refused_backoff_s=60

@@ -23,11 +23,10 @@ from services.engine.link import (
     TransferLoad,
 )
 from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
-from services.engine.servicer.lease import Lease, LeaseRefused
-from services.engine.servicer.mailbox import Mailbox
-from services.engine.servicer.progress import ProgressWatch
+from services.engine.servicer.attachment import Lease, LeaseRefused
+from services.engine.servicer.hub import ProgressWatch
+from services.engine.servicer.mailbox import Mailbox, StepBuffer, rows_of
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
-from services.engine.servicer.steps import StepBuffer, rows_of
 
 
 def _enter(table: SequenceTable, link: int, handle: int) -> LiveSequence:

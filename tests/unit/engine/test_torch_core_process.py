@@ -23,7 +23,7 @@ from services.engine.link import (
     StopCore,
     SubmitSequence,
 )
-from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, FrameBuffer, encode_frame
+from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, FrameBuffer, encode_frame
 from tests.support.torch_engine import save_tiny_model
 
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 import transformers
 
-from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
+from services.engine.core.process import start
 from services.engine.core.startup import start_engine
 from services.engine.model import ModelError, UnknownModelError, prepare_model, read_config, read_facts
 from services.engine.model.prepare import main as prepare_main

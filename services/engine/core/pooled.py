@@ -1,31 +1,226 @@
-"""The loop of a pooled core: drain the link, compute the next batch of documents, report their vectors.
-
-One forward at a time in one thread: it leaves nothing behind, so there is nothing to prepare beside it.
-"""
+"""The core of an engine whose model embeds, scores or classifies: from options to batches of documents."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
+from catenary.directories import NoHomeError
 from catenary.telemetry import get_logger
-from services.engine.core.errors import CoreFailure
-from services.engine.core.pooled.columns import DocumentColumns
-from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue, DocumentsFull
-from services.engine.core.pooled.startup import PooledEngine
+from services.engine.core.devices import device_of
+from services.engine.core.documents import Document, DocumentBatch, DocumentQueue, DocumentsFull
+from services.engine.core.errors import CoreFailure, StartError
+from services.engine.core.profiler import Profiler
+from services.engine.core.startup import open_tracer
+from services.engine.core.warming import WarmUpKind, warm_up_kind
+from services.engine.device import Device, DeviceError
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
     CancelProfile,
+    CapacityFacts,
     CoreLoad,
+    CoreReady,
     CoreStep,
+    EndRow,
     GraphLoad,
+    ModelFacts,
     PhaseLoad,
     StartProfile,
+    StepColumns,
     StopCore,
     SubmitSequence,
     ToCore,
 )
+from services.engine.memory import InsufficientMemory
+from services.engine.model import ModelError, Task, check_directory, class_labels, read_facts
+from services.engine.model.hf_config import check_weights_fit
+from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
+from services.engine.options import EngineOptions
+from services.engine.tracing import StepTracer
+
+log = get_logger(__name__)
+
+
+class DocumentColumns:
+    """Collects ends; a document has no other rows."""
+
+    def __init__(self) -> None:
+        self._columns = StepColumns([], [], [], [], [], [], [], [], [])
+
+    def __bool__(self) -> bool:
+        return bool(self._columns.keys)
+
+    def add(
+        self,
+        document: Document,
+        tokens: int,
+        reason: FinishReason,
+        *,
+        vector: bytes | None = None,
+        code: CoreErrorCode | None = None,
+        message: str | None = None,
+    ) -> None:
+        """The end of a document that had `tokens` tokens."""
+        columns = self._columns
+        columns.keys.append(document.key)
+        columns.token_counts.append(0)
+        columns.ends.append(
+            EndRow(
+                row=len(columns.keys) - 1,
+                reason=reason,
+                prompt_tokens=tokens,
+                cached_tokens=0,
+                completion_tokens=0,
+                error_code=code,
+                error_message=message,
+                vector=vector,
+            )
+        )
+
+    def take(self) -> StepColumns:
+        """Returns the columns and starts the next ones."""
+        columns, self._columns = self._columns, StepColumns([], [], [], [], [], [], [], [], [])
+        return columns
+
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledEngine:
+    """A core that is ready to step. `to_warm`: shapes of a warm-up beside serving, of `shapes_to_warm`."""
+
+    embedder: Embedder
+    device: Device
+    tracer: StepTracer
+    profiler: Profiler
+    priority_ageing: int
+    to_warm: deque[tuple[int, int]]
+    shapes_to_warm: int
+    ready: CoreReady
+
+    def close(self) -> None:
+        """Waits for the device; completes the trace."""
+        self.device.close()
+        self.tracer.close()
+
+
+def start_pooled(
+    options: EngineOptions, directory: Path, task: Task, progress: Progress, device: Device | None = None
+) -> PooledEngine:
+    """Loads a checked directory's model onto the device of the options unless one is given.
+
+    Raises StartError.
+    """
+    if options.role != "both":
+        raise StartError(
+            f"role {options.role} is for models that generate, and this one is served to {task.value}"
+        )
+    try:
+        # What it would compile is not captured here: documents run eagerly, on what is the best for that.
+        device = device or device_of(options.model_copy(update={"compile": False}))
+        return _start(options, directory, task, progress, device)
+    except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
+        raise StartError(" ".join(str(error).split())) from error
+    except Exception as error:
+        if device is None or not device.out_of_memory(error):
+            raise
+        raise StartError(
+            "the device's memory is full while the engine starts: lower max-model-len or "
+            "max-num-batched-tokens, or choose a smaller model"
+        ) from error
+
+
+def _start(
+    options: EngineOptions, directory: Path, task: Task, progress: Progress, device: Device
+) -> PooledEngine:
+    config = check_directory(directory)
+    check_weights_fit(directory, config, options.dtype, device)
+    progress("loading weights", 0.3)
+    device.tell = lambda text: progress(text, 0.3)
+    embedder = open_embedder(
+        directory,
+        device,
+        task=task,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_tokens=options.max_num_batched_tokens,
+        backend=options.model_backend,
+    )
+    dimensions = Dimensions()
+    if task is Task.EMBED:
+        dimensions = read_dimensions(config, options.embedding_dimensions, embedder.dim)
+    shapes = embedder.shapes.all()
+    device.expect_shapes(len(shapes))
+    to_warm = _warm_up(warm_up_kind(options, device), embedder, device, progress)
+    tracer = open_tracer(options.trace_steps, options.profile_steps)
+    return PooledEngine(
+        embedder=embedder,
+        device=device,
+        tracer=tracer,
+        profiler=Profiler(tracer, max_events=options.profile_max_events, device=device.profile),
+        priority_ageing=options.priority_ageing_steps,
+        to_warm=deque(to_warm),
+        shapes_to_warm=len(to_warm),
+        ready=CoreReady(
+            _facts(directory, task, embedder, dimensions),
+            _capacity(options, embedder),
+            notes=list(device.notes),
+        ),
+    )
+
+
+def _warm_up(
+    kind: WarmUpKind, embedder: Embedder, device: Device, progress: Progress
+) -> list[tuple[int, int]]:
+    """Runs the shapes that are to be run before serving; returns those that are left for later."""
+    shapes = list(embedder.shapes.all())
+    now, later = shapes, list[tuple[int, int]]()
+    if kind is not WarmUpKind.FULL:
+        # What fails does so before a request comes: the longest document is the largest forward.
+        now = [shapes[0], shapes[-1]]
+        later = [shape for shape in shapes if shape not in now] if kind is WarmUpKind.BACKGROUND else []
+    with device.warming(embedder.modules):
+        for done, (rows, length) in enumerate(now):
+            progress(f"warming up, {done} of {len(now)} shapes", 0.8 + 0.2 * done / len(now))
+            embedder.rehearse(rows, length)
+    return later
+
+
+def _facts(directory: Path, task: Task, embedder: Embedder, dimensions: Dimensions) -> ModelFacts:
+    config = check_directory(directory)
+    facts = read_facts(directory, config)
+    return ModelFacts(
+        max_model_len=embedder.max_length,
+        vocab_size=embedder.vocab_size,
+        eos_token_ids=list(facts.eos_token_ids),
+        dtype=str(embedder.dtype).removeprefix("torch."),
+        tokenizer_sha256=facts.tokenizer_sha256,
+        task=task.value,
+        embedding_width=embedder.dim if task is Task.EMBED else 0,
+        embedding_dimensions=list(dimensions.widths),
+        any_dimensions=dimensions.any,
+        labels=list(class_labels(config)) if task is Task.CLASSIFY else [],
+    )
+
+
+def _capacity(options: EngineOptions, embedder: Embedder) -> CapacityFacts:
+    """There is no KV between forwards: the tokens of the largest one stand for it."""
+    shapes = embedder.shapes
+    return CapacityFacts(
+        block_size=1,
+        total_blocks=shapes.most_tokens,
+        max_running=max(rows for rows, _ in shapes.all()),
+        max_waiting=options.max_waiting,
+        max_batched_tokens=shapes.most_tokens,
+    )
+
 
 # A document may fail for what is in it. When one after the other fails by itself, the device is lost.
 _MAX_FAILED_DOCUMENTS = 3
@@ -35,8 +230,6 @@ _NO_MEMORY = "The engine's device has no memory for a document of this length."
 _NOT_FINITE = "The model's output for this document is not a number."
 _NOT_POOLED = "This engine's model does not generate."
 _BAD_DOCUMENT = "The document has no tokens, too many, or ids that are outside the vocabulary."
-
-log = get_logger(__name__)
 
 
 class PooledLoop:

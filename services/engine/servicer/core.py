@@ -1,4 +1,4 @@
-"""The core in a process of its own, behind a socket."""
+"""The core as the servicer drives it: its interface, and the process that implements it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from catenary.loop_thread import in_daemon_thread
@@ -21,18 +23,111 @@ from services.engine.link import (
     CoreFailed,
     CoreProgress,
     CoreReady,
+    CoreStep,
     FollowKv,
+    KvChanges,
+    KvContents,
     LinkClosed,
     LinkError,
+    ProfileEnd,
+    ProfilePart,
     StartCore,
     StartProfile,
     StopCore,
     SubmitSequence,
     ToCore,
 )
-from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 
 log = get_logger(__name__)
+
+
+PRELOAD = "LD_PRELOAD"
+# In the order in which they are tried: file names begin so.
+_LIBRARIES = {"tcmalloc": ("libtcmalloc_minimal.so.", "libtcmalloc.so."), "jemalloc": ("libjemalloc.so.",)}
+_FOLDERS = ("usr/local/lib", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
+
+
+def preloaded(malloc: str, environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """Return what to add to a core's environment for the option `malloc`.
+
+    auto leaves a preload that somebody chose as it is. Raises ValueError, one line, for an allocator that was
+    asked for and is not there.
+    """
+    chosen = environment.get(PRELOAD, "")
+    if malloc == "system" or (malloc == "auto" and chosen):
+        return {}
+    names = list(_LIBRARIES) if malloc == "auto" else [malloc]
+    found = next((path for name in names if (path := _find(name, root)) is not None), None)
+    if found is not None:
+        return {PRELOAD: f"{found}:{chosen}" if chosen else str(found)}
+    if malloc == "auto":
+        return {}
+    raise ValueError(
+        f"malloc {malloc}: no {_LIBRARIES[malloc][0]}* in {', '.join('/' + one for one in _FOLDERS)}"
+    )
+
+
+def _find(name: str, root: Path) -> Path | None:
+    for start in _LIBRARIES[name]:
+        for folder in _FOLDERS:
+            # The number behind .so is that of the interface: what begins with it alone is what programs load.
+            if found := sorted((root / folder).glob(f"{start}[0-9]")):
+                return found[0]
+    return None
+
+
+CoreEvent: TypeAlias = (
+    CoreStep | CoreProgress | KvContents | KvChanges | ProfilePart | ProfileEnd | CoreFailed
+)
+ProgressSink: TypeAlias = Callable[[CoreProgress], None]
+
+
+class CoreStartError(Exception):
+    """The core did not come up; the text is one readable line."""
+
+
+class CoreRefusal(Exception):
+    """The core does not take a sequence now."""
+
+    def __init__(self, error: common_pb2.Error) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Core(ABC):
+    """One life of an engine core. A core that failed is not started again: the supervisor makes a new one.
+
+    All methods are called from the servicer's event loop; none of them waits for a step of the core.
+    """
+
+    @abstractmethod
+    async def start(self, on_progress: ProgressSink) -> CoreReady:
+        """Bring the core up, telling `on_progress` what it does meanwhile. Raises CoreStartError."""
+
+    @abstractmethod
+    def submit(self, sequence: SubmitSequence) -> None:
+        """Hand over a sequence. Its fate comes in `events`. Raises CoreRefusal."""
+
+    @abstractmethod
+    def abort(self, keys: Iterable[int]) -> None:
+        """End sequences by key; each live one still gets its end row. Unknown keys are ignored."""
+
+    @abstractmethod
+    def follow_kv(self) -> None:
+        """Tell in `events` what the prefix cache holds, and what changes from then on."""
+
+    @abstractmethod
+    def profile(self, message: StartProfile | CancelProfile) -> None:
+        """Begin a profile, whose parts and end come in `events`, or give one up. Raises CoreRefusal."""
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[CoreEvent]:
+        """Steps as they happen; the last event is CoreFailed unless `stop` was called."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End the core and free what it holds. Idempotent; works in every state."""
+
 
 # Commands to the core, of a hundred bytes and a prompt each. What an operator limits is the sequences, whose
 # submissions and aborts are most of them: only a core that hangs lets so many wait.
