@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Mutation:
     """One wrong edit: in `file`, `old` (found exactly once) becomes `new`; then `test` must fail.
 
-    `reason` says what would happen on a card, with the row of facts/gaudi.md.
+    `reason` says what would happen on a card, with the row of docs/gaudi-facts.md.
     """
 
     trap: str

@@ -1,6 +1,6 @@
 """`make mutants`: breaks our HPU code in stored ways, one at a time, and demands that a named test notices.
 
-Each mutation stands for a trap of the hardware (facts/gaudi.md) into which code would fall without any error
+Each mutation stands for a trap of the hardware (gaudi-facts.md) into which code would fall without any error
 on a CPU. It is applied to a temporary copy of the tree, where exactly its test runs and must fail; in the
 tree as it is, that test must pass. A mutation whose text is gone is an error: it has to follow the code.
 """

@@ -1,5 +1,5 @@
-"""Assertions of facts/openai-api.md, section 4, that no other test shows with the reference client and the
-real model. The numbers in the names are theirs.
+"""Promises of the OpenAI API that no other test shows with the reference client and the real model. The
+numbers in names only tell the tests apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tool calls of the real model with the reference client (facts/openai-api.md, assertions 47 to 51).
+"""Tool calls of the real model with the reference client.
 
 So small a model calls what it likes: calls are required where one is wanted, and a grammar writes them."""
 

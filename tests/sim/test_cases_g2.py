@@ -1,4 +1,4 @@
-"""What Gaudi users reported (facts/gaudi.md section 7) and this engine must not do, on its HPU code.
+"""What Gaudi users reported (docs/gaudi-facts.md section 7) and this engine must not do, on its HPU code.
 
 The numbers in names are those of the section.
 """

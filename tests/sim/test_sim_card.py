@@ -1,4 +1,4 @@
-"""When the simulated card compiles, eager and lazy, and what that costs. Facts 3.5, 4.1 and 7.1."""
+"""When the simulated card compiles, eager and lazy, and what that costs. gaudi-facts.md 3.5, 4.1 and 7.1."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_recipe_costs_by_its_operations_and_sizes() -> None:
     assert small < compile_seconds(2, 10, recipe_s=0.2, cached=False)
     assert small < compile_seconds(1, 20, recipe_s=0.2, cached=False)
     assert compile_seconds(1, 10, recipe_s=0.2, cached=True) == pytest.approx(small / 10)
-    # Facts 7.1: a prompt bucket of a large model takes 20 to 40 s.
+    # gaudi-facts.md 7.1: a prompt bucket of a large model takes 20 to 40 s.
     layers, weights, tokens, width = 32, 8 * 10**9, 2048, 4096
     bucket = compile_seconds(layers * 47, weights + layers * 47 * tokens * width, recipe_s=0.2, cached=False)
     assert 20 < bucket < 40

@@ -1,4 +1,4 @@
-"""The backend of torch.compile, compile-only mode and the recipe cache on the card (facts 2.2, 2.4, 4.1)."""
+"""torch.compile, compile-only mode and the recipe cache on the card (gaudi-facts.md 2.2, 2.4, 4.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu` on the simulated card: device, memory, streams. Facts 4.3 and 4.6."""
+"""`habana_frameworks.torch.hpu` on the simulated card: device, memory, streams (gaudi-facts.md 4.3, 4.6)."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_transformers_finds_the_package_and_stays_usable(new_card: NewCard) -> N
 
 
 def test_constants_are_folded_nowhere(new_card: NewCard) -> None:
-    """Facts 4.7: both calls exist for FP8; a model stays as it is."""
+    """gaudi-facts.md 4.7: both calls exist for FP8; a model stays as it is."""
     import habana_frameworks.torch.core as htcore
 
     new_card()

@@ -1,4 +1,4 @@
-"""The simulated attention kernels against plain attention (facts 3.3, 3.4 and 4.5)."""
+"""The simulated attention kernels against plain attention (gaudi-facts.md 3.3, 3.4 and 4.5)."""
 
 from __future__ import annotations
 

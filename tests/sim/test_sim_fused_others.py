@@ -1,4 +1,4 @@
-"""The simulated experts, norm, rotary and FP8 kernels (facts 4.5 and 5.3)."""
+"""The simulated experts, norm, rotary and FP8 kernels (gaudi-facts.md 4.5 and 5.3)."""
 
 from __future__ import annotations
 

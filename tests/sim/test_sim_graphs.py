@@ -1,4 +1,4 @@
-"""HPU graphs of the simulator: keys, replays, and what goes wrong (facts 4.2)."""
+"""HPU graphs of the simulator: keys, replays, and what goes wrong (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vendor's Python interface to its fused kernels (facts 4.5)."""
+"""The vendor's Python interface to its fused kernels (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.metrics` on the simulated card. Facts 4.4."""
+"""`habana_frameworks.torch.hpu.metrics` on the simulated card. gaudi-facts.md 4.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe cache on disk (facts 2.4)."""
+"""The recipe cache on disk (gaudi-facts.md 2.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated card refuses, spoils, or does on the host. Facts 3.5, 4.3, 4.7 and 9."""
+"""What the simulated card refuses, spoils, or does on the host. gaudi-facts.md 3.5, 4.3, 4.7 and 9."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_0_dim_host_tensor_is_a_number(new_card: NewCard) -> None:
     ],
 )
 def test_int64_is_int32_in_silence(new_card: NewCard, make: Callable[[], torch.Tensor]) -> None:
-    """Facts 4.7: unless PT_ENABLE_INT64_SUPPORT says so. Outside of lazy mode that is the default."""
+    """gaudi-facts.md 4.7: unless PT_ENABLE_INT64_SUPPORT is set, as it is by default outside lazy mode."""
     for lazy, wide, expected in (
         (True, None, -(2**31)),
         (True, True, 2**31),
@@ -222,7 +222,7 @@ def test_float64_has_the_values_of_float32_and_computes_on_the_host(new_card: Ne
 
 
 def test_what_has_no_kernel_runs_on_the_host_and_is_counted(new_card: NewCard) -> None:
-    """Facts 4.4: FallbackOps by the bridge's name. It waits for the host, which ends a lazy recipe."""
+    """gaudi-facts.md 4.4: FallbackOps by the bridge's name. Waiting for the host ends a lazy recipe."""
     from habana_frameworks.torch.hpu.metrics import metric_localcontext
 
     card = new_card(lazy=True, unsupported=frozenset({"aten.sort"}))
@@ -278,7 +278,7 @@ def test_empty_tensors_hold_rubbish(new_card: NewCard) -> None:
 
 
 def test_a_copy_that_does_not_wait_brings_rubbish_until_its_event(new_card: NewCard) -> None:
-    """Facts 3.5: the copy of the sampled tokens is waited for once, by its event."""
+    """gaudi-facts.md 3.5: the copy of the sampled tokens is waited for once, by its event."""
     new_card()
     copy = torch.empty(3).pin_memory("hpu")
     copy.copy_(torch.ones(3, device="hpu"), non_blocking=True)

@@ -10,7 +10,7 @@ class PlacementOptions:
     """Numbers of the policies; the router's options of the same names describe them.
 
     `min_match`, `skew_sequences` and `skew_ratio` are the bounds that SGLang's gateway uses for its
-    cache-aware policy, `load_factor` is that of its bounded hashing (facts: serving-field.md 1.4).
+    cache-aware policy, `load_factor` is that of its bounded hashing.
     """
 
     min_match: float = 0.5

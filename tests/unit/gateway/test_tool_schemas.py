@@ -57,7 +57,7 @@ def test_what_is_wanted_of_calls() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        # facts/openai-api.md, assertion 48.
+        # A tool_choice needs tools, and names one of them.
         ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -1,6 +1,6 @@
 """Acquires the card, and says what to do where that fails.
 
-Source: facts/gaudi.md 4.3 and 7 (8, 9, 19): a process acquires a whole card, so a second one fails.
+Source: docs/gaudi-facts.md 4.3, 7.8, 7.9, 7.19: a process acquires a whole card, so a second one fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flat paged attention of a decode: dense, in shapes that are known beforehand.
 
 Rows and their blocks are joined by products with a one-hot matrix, which the matrix engine does, in place of
-gathers and scatters. Source: facts/gaudi.md 3.3, with two differences. A sink counts once for a row, not
+gathers and scatters. Source: docs/gaudi-facts.md 3.3, with two differences. A sink counts once for a row, not
 once for each of its blocks. And since 0 * NaN is NaN, what is not a number is taken out before a product and
 put back into the row that it belongs to: a row's result owes nothing to its neighbours.
 """

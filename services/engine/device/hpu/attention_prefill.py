@@ -1,6 +1,6 @@
 """Attention of a prefill through FusedSDPA, whole or in slices of a long context.
 
-Source: facts/gaudi.md 3.4 and 4.5. Without a mask the kernel knows which rows are padded and skips them; with
+Source: gaudi-facts.md 3.4 and 4.5. Without a mask the kernel knows which rows are padded and skips them; with
 a mask it may know neither that nor causality.
 """
 

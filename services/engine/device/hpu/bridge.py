@@ -1,6 +1,6 @@
 """The only place that imports Habana's bridge, and what of it is used here, typed.
 
-Source: facts/gaudi.md section 4, and the bridge's own sources, HabanaAI/gaudi-pytorch-bridge.
+Source: docs/gaudi-facts.md section 4, and the bridge's own sources, HabanaAI/gaudi-pytorch-bridge.
 """
 
 from __future__ import annotations

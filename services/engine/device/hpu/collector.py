@@ -1,4 +1,4 @@
-"""Python's garbage collector beside the vendor's objects. Source: facts/gaudi.md 2.4."""
+"""Python's garbage collector beside the vendor's objects. Source: docs/gaudi-facts.md 2.4."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class HpuDevice(Device):
         return self._execution.counters() | common
 
     def profile(self) -> AbstractContextManager[list[Event]]:
-        # facts/gaudi.md 4.8: the bridge gives torch's profiler the card's activities under this name.
+        # docs/gaudi-facts.md 4.8: the bridge gives torch's profiler the card's activities under this name.
         return torch_activities(self, (ProfilerActivity.CPU, ProfilerActivity.HPU))
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""In which dtype a checkpoint runs. Source: facts/gaudi.md 4.3: float16 and float32 become bfloat16."""
+"""In which dtype a checkpoint runs. Source: docs/gaudi-facts.md 4.3: float16 and float32 become bfloat16."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What has to stand in the environment before Habana's bridge is imported: it reads most of it once.
 
-Source: facts/gaudi.md 4.1, 4.6 and 4.7.
+Source: docs/gaudi-facts.md 4.1, 4.6 and 4.7.
 """
 
 from __future__ import annotations

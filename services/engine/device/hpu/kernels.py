@@ -1,6 +1,6 @@
 """Norms, rotations and mixtures of experts on an HPU: the fused kernel, or its twin in plain operations.
 
-Twins use what every HPU has, with shapes that are known beforehand. Source of the kernels: facts/gaudi.md
+Twins use what every HPU has, with shapes that are known beforehand. Source of the kernels: gaudi-facts.md
 4.5.
 """
 

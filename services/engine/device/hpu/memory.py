@@ -1,4 +1,4 @@
-"""HBM in numbers. Source: facts/gaudi.md 4.3."""
+"""HBM in numbers. Source: docs/gaudi-facts.md 4.3."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which fused kernels there are: asked once, logged once.
 
-Source of names and of where each is safe: facts/gaudi.md 3.3, 3.4 and 4.5. Windows are always given as masks:
+Source of names and of where each is safe: gaudi-facts.md 3.3, 3.4 and 4.5. Windows are always given as masks:
 the vendor says nowhere whether the window of its kernel counts a query's own position.
 """
 
@@ -136,7 +136,7 @@ def _found() -> dict[str, Any]:
         "experts": _operation("mixture_of_experts"),
         "block_softmax": _operation("block_softmax"),
         "block_softmax_adjustment": _operation("block_softmax_adjustment"),
-        # All software from 1.22 on has it (facts 3.3).
+        # All software from 1.22 on has it (gaudi-facts.md 3.3).
         "index_reduce": True,
     }
 

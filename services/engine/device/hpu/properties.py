@@ -1,6 +1,6 @@
 """The kinds of card.
 
-Source: facts/gaudi.md 4.3.
+Source: docs/gaudi-facts.md 4.3.
 """
 
 from __future__ import annotations

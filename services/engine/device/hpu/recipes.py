@@ -1,4 +1,4 @@
-"""The recipe cache: compiled recipes on disk, for the next start. Source: facts/gaudi.md 2.4."""
+"""The recipe cache: compiled recipes on disk, for the next start. Source: docs/gaudi-facts.md 2.4."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attention over a long context in slices, whose softmaxes are merged: no full mask, no full row of scores.
 
-Source: facts/gaudi.md 3.4. The kernel gives for each query its result, the largest score m and the
+Source: docs/gaudi-facts.md 3.4. The kernel gives for each query its result, the largest score m and the
 reciprocal of the sum of exponentials; two slices a and b merge with m = max(m_a, m_b) and
 l_i = sum_i * exp(m_i - m) into (l_a * out_a + l_b * out_b) / (l_a + l_b).
 """

@@ -1,4 +1,4 @@
-"""Compilations and CPU fallbacks of a step, by the bridge's metrics. Source: facts/gaudi.md 2.4 and 4.4."""
+"""Compilations and CPU fallbacks of a step, by the bridge's metrics. Source: gaudi-facts.md 2.4 and 4.4."""
 
 from __future__ import annotations
 

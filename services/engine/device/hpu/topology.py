@@ -1,4 +1,4 @@
-"""Which card a process gets, and the CPUs near it. Source: facts/gaudi.md 4.6 and 4.8."""
+"""Which card a process gets, and the CPUs near it. Source: docs/gaudi-facts.md 4.6 and 4.8."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which releases of Habana's software go with which torch.
 
-Source: the vendor's support matrices (torch 2.7 with 1.22, 2.9 with 1.23, 2.10 with 1.24), and facts/gaudi.md
-6 for torch 2.11 with 1.24.1.
+Source: the vendor's support matrices (torch 2.7 with 1.22, 2.9 with 1.23, 2.10 with 1.24), and gaudi-facts.md
+section 6 for torch 2.11 with 1.24.1.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Card:
         self._environment = environment
         self.lazy = environment.get("PT_HPU_LAZY_MODE", "0") == "1"
         # Unless it is told, the bridge has int64 outside of lazy mode alone: IsInt64Supported in common/utils
-        # of gaudi-pytorch-bridge; facts 4.7 speaks of lazy mode.
+        # of gaudi-pytorch-bridge; gaudi-facts.md 4.7 speaks of lazy mode.
         self.wide_integers = environment.get("PT_ENABLE_INT64_SUPPORT", "0" if self.lazy else "1") in _TRUE
         self.hbm = Hbm(settings.hbm_bytes)
         self._results = Results(self.hbm, self.touch, wide_integers=self.wide_integers)

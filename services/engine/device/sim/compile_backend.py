@@ -1,4 +1,4 @@
-"""The dynamo backend `hpu_backend` (facts 4.1)."""
+"""The dynamo backend `hpu_backend` (gaudi-facts.md 4.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile-only mode: recipes are made, nothing is launched (facts 2.2)."""
+"""Compile-only mode: recipes are made, nothing is launched (gaudi-facts.md 2.2)."""
 
 from __future__ import annotations
 

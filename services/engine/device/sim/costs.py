@@ -1,4 +1,4 @@
-"""Virtual time of compilations. Facts 2.4 and 7.1: 20 to 40 s for a bucket of a large model."""
+"""Virtual time of compilations. gaudi-facts.md 2.4 and 7.1: 20 to 40 s for a bucket of a large model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 # element of the tensors that they read: an 8B model's decode takes 23 s so, a prefill of 2,048 tokens 35 s.
 SECONDS_PER_OPERATION: Final = 0.01
 SECONDS_PER_ELEMENT: Final = 1e-9
-# Loading a cached recipe (facts 2.4: 504 to 34 s, 66 to 23 s).
+# Loading a cached recipe (gaudi-facts.md 2.4: 504 to 34 s, 66 to 23 s).
 CACHED_SHARE: Final = 0.1
 
 

@@ -1,4 +1,4 @@
-"""What the card counts: behind the bridge's metrics (facts/gaudi.md 4.4)."""
+"""What the card counts: behind the bridge's metrics (docs/gaudi-facts.md 4.4)."""
 
 from __future__ import annotations
 

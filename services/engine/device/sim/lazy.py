@@ -1,4 +1,4 @@
-"""What lazy mode has collected: the operations since the last flush, which are one recipe (facts 4.1)."""
+"""Operations of lazy mode since the last flush, which make one recipe (gaudi-facts.md 4.1)."""
 
 from __future__ import annotations
 

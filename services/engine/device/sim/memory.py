@@ -6,7 +6,7 @@ from services.engine.device.sim.errors import out_of_memory
 
 
 class Hbm:
-    """Bytes in use of `limit` (facts 4.3: mem_get_info is (Limit - InUse, Limit))."""
+    """Bytes in use of `limit` (gaudi-facts.md 4.3: mem_get_info is (Limit - InUse, Limit))."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""The recipe cache on disk: compiled recipes outlive the process (facts 2.4)."""
+"""The recipe cache on disk: compiled recipes outlive the process (gaudi-facts.md 2.4)."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class Results:
     def narrow(self, raw: torch.Tensor) -> None:
         """What becomes of values that the device cannot hold.
 
-        Facts 4.7: int64 is int32 in silence. The bridge's copies cast float64 likewise (`_local_scalar_dense`
-        in gaudi-pytorch-bridge reads a float of a Double).
+        gaudi-facts.md 4.7: int64 is int32 in silence. The bridge's copies cast float64 likewise
+        (`_local_scalar_dense` in gaudi-pytorch-bridge reads a float of a Double).
         """
         if raw.dtype is torch.int64:
             if not self._wide_integers and raw.numel():

@@ -1,4 +1,4 @@
-"""What a card refuses, and what makes it wait for the host. Facts 3.5, 4.2, 4.7 and 9."""
+"""What a card refuses, and what makes it wait for the host. gaudi-facts.md 3.5, 4.2, 4.7 and 9."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _reduces_on_card(call: Call) -> bool:
 
 
 def check_capture(operation: Operation, call: Call, *, to_host: bool, dynamic: bool, fallback: bool) -> None:
-    """Raises SimError for what cannot be captured into an HPU graph (facts 4.2)."""
+    """Raises SimError for what cannot be captured into an HPU graph (gaudi-facts.md 4.2)."""
     if call.host:
         raise host_copy_in_capture()
     if to_host:

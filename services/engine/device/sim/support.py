@@ -1,7 +1,7 @@
 """Which operations have a kernel on the card. The bridge computes all others on the host.
 
 Source: what HabanaAI/gaudi-pytorch-bridge registers (scripts/hpu_op.yaml and scripts/ops_list/kr_ops.hpu;
-operations for training and for pictures are left out), and facts/gaudi.md 3.3 for index_reduce.
+operations for training and for pictures are left out), and docs/gaudi-facts.md 3.3 for index_reduce.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tensor that reports the device `hpu` and computes on the CPU.
 
 PrivateUse1 is renamed to `hpu` and its operations are those of a wrapper subclass, so that each operation,
-and each look of the host at a result, passes through the card (facts/gaudi.md section 9).
+and each look of the host at a result, passes through the card (docs/gaudi-facts.md section 9).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def unwrap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             call.device = "" if value is None else torch.device(value).type
             call.kwargs[name] = _CPU if call.device == DEVICE else value
         elif name == "pin_memory":
-            # There is no pinned memory for this device (facts 4.3).
+            # There is no pinned memory for this device (gaudi-facts.md 4.3).
             call.kwargs[name] = False
         else:
             call.kwargs[name] = _host_value(value, call)

@@ -1,4 +1,4 @@
-"""Execution by torch.compile with the vendor's backend. Source: facts/gaudi.md 2.2 and 4.1."""
+"""Execution by torch.compile with the vendor's backend. Source: docs/gaudi-facts.md 2.2 and 4.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HPU graphs: a forward is recorded for each static shape and replayed. Source: facts/gaudi.md 4.2."""
+"""HPU graphs: a forward is recorded for each static shape and replayed. Source: docs/gaudi-facts.md 4.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy execution: operations are collected and compiled together. Source: facts/gaudi.md 3.5 and 4.1."""
+"""Lazy execution: operations are collected and compiled together. Source: docs/gaudi-facts.md 3.5 and 4.1."""
 
 from __future__ import annotations
 

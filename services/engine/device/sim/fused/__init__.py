@@ -1,4 +1,4 @@
-"""Fused kernels of `torch.ops.hpu`, computed by plain torch on the host. Facts 4.5."""
+"""Fused kernels of `torch.ops.hpu`, computed by plain torch on the host. gaudi-facts.md 4.5."""
 
 from __future__ import annotations
 

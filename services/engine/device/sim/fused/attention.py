@@ -1,4 +1,4 @@
-"""Scaled dot product attention with the rules of Habana's fused kernel (facts 3.4 and 4.5)."""
+"""Scaled dot product attention with the rules of Habana's fused kernel (gaudi-facts.md 3.4 and 4.5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sdpa_recomp_fwd(
     window_size: Window = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`torch.ops.hpu.sdpa_recomp_fwd` (facts 4.5, low level).
+    """`torch.ops.hpu.sdpa_recomp_fwd` (gaudi-facts.md 4.5, low level).
 
     q [..., Q, d]; k [..., K, d]; v [..., K, dv]; the leading dimensions are [batch, heads], or
     [batch, groups, heads per group] with 1 as the keys' last one. attention_mask: bool, True where a query

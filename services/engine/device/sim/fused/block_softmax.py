@@ -1,4 +1,4 @@
-"""The two kernels of flat paged attention's softmax (facts 3.3 and 4.5)."""
+"""The two kernels of flat paged attention's softmax (gaudi-facts.md 3.3 and 4.5)."""
 
 from __future__ import annotations
 

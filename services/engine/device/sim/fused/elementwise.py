@@ -1,4 +1,4 @@
-"""The fused norm and the rotary embedding (facts 4.5)."""
+"""The fused norm and the rotary embedding (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 

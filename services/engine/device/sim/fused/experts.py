@@ -1,4 +1,4 @@
-"""The mixture-of-experts kernel (facts 4.5)."""
+"""The mixture-of-experts kernel (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 

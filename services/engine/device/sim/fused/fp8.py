@@ -1,4 +1,4 @@
-"""FP8 casts and products, with each device's own range (facts 4.5 and 5.3)."""
+"""FP8 casts and products, with each device's own range (gaudi-facts.md 4.5 and 5.3)."""
 
 from __future__ import annotations
 

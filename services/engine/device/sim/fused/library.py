@@ -63,7 +63,7 @@ def _computations(device: str) -> dict[str, Kernel]:
 
 
 def _gaudi3_only(name: str, device: str, kernel: Kernel) -> Kernel:
-    """Facts 3.3: the op is defined everywhere, Gaudi2's graph compiler has no kernel for it."""
+    """gaudi-facts.md 3.3: the op is defined everywhere, Gaudi2's graph compiler has no kernel for it."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         require(device == "gaudi3", f"Graph compile failed. synStatus=synStatus 26 [Generic failure]. {name}")

@@ -1,4 +1,4 @@
-"""HPU graphs: captured device work, and what wraps it (facts 4.2)."""
+"""HPU graphs: captured device work, and what wraps it (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 

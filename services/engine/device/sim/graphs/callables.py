@@ -1,4 +1,4 @@
-"""`make_graphed_callables`, for inference (facts 4.2)."""
+"""`make_graphed_callables`, for inference (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 

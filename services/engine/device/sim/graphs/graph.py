@@ -1,4 +1,4 @@
-"""`HPUGraph`: device work that was captured once and can be replayed (facts 4.2)."""
+"""`HPUGraph`: device work that was captured once and can be replayed (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.engine.device.sim.memory import Block
 from services.engine.device.sim.tensor import SimTensor
 
 # What a graph takes: for itself, a share of what its products with weights give, and with a tensor cache a
-# share of all its intermediate tensors. The logs of facts 2.3 have 15 prefill graphs of an 8B model in 14.03
+# share of all its intermediate tensors. gaudi-facts.md 2.3 has 15 prefill graphs of an 8B model in 14.03
 # GiB and 48 decode graphs, of far fewer tokens, in 161.9 MiB, without a tensor cache. Such a model's layer
 # gives 86 kB for each token: 7,168 tokens then take 0.9 GiB, 64 tokens 9 MiB.
 _GRAPH_BYTES = 2**20

@@ -1,4 +1,4 @@
-"""How `wrap_in_hpu_graph` tells one call from another (facts 4.2)."""
+"""How `wrap_in_hpu_graph` tells one call from another (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wrap_in_hpu_graph`: captures a module's forward once per key, then replays it (facts 4.2)."""
+"""`wrap_in_hpu_graph`: captures a module's forward once per key, then replays it (gaudi-facts.md 4.2)."""
 
 from __future__ import annotations
 

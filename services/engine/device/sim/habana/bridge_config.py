@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.internal.bridge_config`: settings that can be changed for a while (facts 2.2)."""
+"""`habana_frameworks.torch.internal.bridge_config`: temporary settings (gaudi-facts.md 2.2)."""
 
 from __future__ import annotations
 

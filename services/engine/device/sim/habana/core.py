@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.core` (facts 4.1)."""
+"""`habana_frameworks.torch.core` (gaudi-facts.md 4.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.utils.experimental` (facts 4.3)."""
+"""`habana_frameworks.torch.utils.experimental` (gaudi-facts.md 4.3)."""
 
 from __future__ import annotations
 

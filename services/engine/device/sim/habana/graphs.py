@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.graphs` (facts 4.2). It has contents in lazy mode alone."""
+"""`habana_frameworks.torch.hpu.graphs` (gaudi-facts.md 4.2). It has contents in lazy mode alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu`, which is `torch.hpu` too (facts 4.3)."""
+"""`habana_frameworks.torch.hpu`, which is `torch.hpu` too (gaudi-facts.md 4.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.utils.internal` (facts 4.1)."""
+"""`habana_frameworks.torch.utils.internal` (gaudi-facts.md 4.1)."""
 
 from __future__ import annotations
 

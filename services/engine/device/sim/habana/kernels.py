@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpex.kernels` (facts 4.5)."""
+"""`habana_frameworks.torch.hpex.kernels` (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.metrics` (facts 4.4)."""
+"""`habana_frameworks.torch.hpu.metrics` (gaudi-facts.md 4.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`FusedSDPA` (facts 3.4 and 4.5)."""
+"""`FusedSDPA` (gaudi-facts.md 3.4 and 4.5)."""
 
 from __future__ import annotations
 

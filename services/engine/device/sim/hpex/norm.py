@@ -1,4 +1,4 @@
-"""`FusedRMSNorm` (facts 4.5)."""
+"""`FusedRMSNorm` (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`apply_rotary_pos_emb` (facts 4.5)."""
+"""`apply_rotary_pos_emb` (gaudi-facts.md 4.5)."""
 
 from __future__ import annotations
 
