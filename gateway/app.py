@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+from starlette.types import ASGIApp
 
 from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
@@ -30,7 +31,7 @@ from gateway.routes.pooling import (
 )
 from gateway.routes.sagemaker import sagemaker_routes
 from gateway.routes.server import health_routes, home_routes, metrics_routes, model_routes, openapi_routes
-from gateway.routing import Routes
+from gateway.routing import Routes, limited_paths
 from gateway.stored import StoredApis
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
@@ -156,9 +157,9 @@ class GatewayApp:
         """All routes, the OpenAPI document's among them."""
         app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
-        self._stored.use(app if self._limiter is None else LimitGate(app, self._limiter))
+        self._stored.use(self._limited(app))
         self._server = HttpServer(
-            guarded(app, config, self._metrics.observe_http, self._limiter, cross_origin),
+            guarded(app, config, self._metrics.observe_http, self._limited, cross_origin),
             host=config.host,
             port=config.port,
             limits=HttpLimits(
@@ -232,6 +233,10 @@ class GatewayApp:
         await self.peers.close()
         if self._limiter is not None:
             await self._limiter.close()
+
+    def _limited(self, app: ASGIApp) -> ASGIApp:
+        """Put the limits of keys, if there are any, in front of the routes that engines work for."""
+        return app if self._limiter is None else LimitGate(app, self._limiter, limited_paths(self.routers))
 
     def _made_routers(self) -> list[Routes]:
         def can_serve() -> bool:

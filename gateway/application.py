@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
 from starlette.applications import Starlette
@@ -19,7 +19,6 @@ from gateway.errors import ApiError, internal
 from gateway.http.answers import error_response
 from gateway.http.context import Observer, RequestContext
 from gateway.ignored import IgnoredFieldsLayer
-from gateway.limits.limiter import Limiter, LimitGate
 from gateway.routing import DescribedRoute, DirectRoutes, Routes
 
 _VERSION = "/v1"
@@ -45,7 +44,7 @@ def guarded(
     app: ASGIApp,
     config: GatewayConfig,
     observe: Observer,
-    limiter: Limiter | None,
+    limit: Callable[[ASGIApp], ASGIApp],
     cross_origin: CrossOrigin,
 ) -> ASGIApp:
     """`app` behind keys, limits, CORS, host names and request ids. Raises StartRefused for keys that cannot
@@ -55,13 +54,12 @@ def guarded(
         app: the routes.
         config: the gateway's options.
         observe: is told of each request, as RequestContext says.
-        limiter: of keys; None: there are no limits.
+        limit: puts the limits of keys in front of an application.
         cross_origin: the rules for pages of other origins.
     """
     keys = read_keys((*config.api_key, *config.operator_key), config.api_key_file)
-    behind = app if limiter is None else LimitGate(app, limiter)
     # Headers that it refuses are refused before a key's limits count the request.
-    behind = CallerGate(behind, ApiKeys(config.operator_key))
+    behind: ASGIApp = CallerGate(limit(app), ApiKeys(config.operator_key))
     behind = AuthGate(behind, keys, metrics_public=config.metrics_public)
     behind = cross_origin.gate(behind, keyed=bool(keys))
     hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))

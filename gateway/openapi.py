@@ -21,7 +21,7 @@ from gateway.caller import (
 )
 from gateway.errors import ErrorEnvelope
 from gateway.ignored import IGNORED
-from gateway.limits.limiter import LIMIT_HEADERS, LIMITED
+from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.routing import ALWAYS, JSON, DescribedRoute, Operation, Routes
 from gateway.schemas.base import RequestModel
 
@@ -172,16 +172,16 @@ _IGNORED: Described = {
 }
 
 
-def request_headers(path: str) -> list[dict[str, Any]]:
-    """The header parameters of the operation that posts to `path`."""
-    if path not in LIMITED:
+def request_headers(described: Operation) -> list[dict[str, Any]]:
+    """The header parameters of an operation."""
+    if not described.limited:
         return []
     return [{"name": name, "in": "header", "required": False, **rest} for name, rest in _REQUEST.items()]
 
 
-def answer_headers(path: str, status: int) -> Described:
+def answer_headers(described: Operation, status: int) -> Described:
     """The headers of its answers with this status."""
-    if path not in LIMITED or status not in (200, 429):
+    if not described.limited or status not in (200, 429):
         return {}
     return _ANSWER | _IGNORED if status == 200 else _ANSWER
 
@@ -253,11 +253,11 @@ def _operation(
         {"name": parameter.name, "in": "query", "required": False, "schema": parameter.schema}
         for parameter in described.query
     ]
-    parameters += request_headers(route.path) if method == "POST" else []
+    parameters += request_headers(described)
     made: dict[str, Any] = {
         "summary": described.summary,
         "operationId": f"{method.lower()}_{re.sub(r'[^a-z0-9]+', '_', route.path).strip('_')}",
-        "responses": _responses(route.path, described, components),
+        "responses": _responses(described, components),
     }
     if parameters:
         made["parameters"] = parameters
@@ -282,7 +282,7 @@ def _body(described: Operation, components: Components) -> dict[str, Any] | None
     return {"required": True, "content": {JSON: {"schema": schema}}}
 
 
-def _responses(path: str, described: Operation, components: Components) -> dict[str, Any]:
+def _responses(described: Operation, components: Components) -> dict[str, Any]:
     error = {"schema": components.answer(ErrorEnvelope)}
     responses: dict[int, dict[str, Any]] = {
         status: {"description": _FAILURES[status], "content": {JSON: error}}
@@ -297,6 +297,6 @@ def _responses(path: str, described: Operation, components: Components) -> dict[
                 content[_EVENTS] = {"schema": components.answer(described.event)}
             responses[status]["content"] = content
     for status, response in responses.items():
-        if headers := answer_headers(path, status):
+        if headers := answer_headers(described, status):
             response["headers"] = headers
     return {str(status): responses[status] for status in sorted(responses)}

@@ -44,6 +44,7 @@ class Operation:
         media_type: of the answers.
         query: parameters in the URL.
         fails: statuses of errors besides those of ALWAYS.
+        limited: whether engines compute something for it, so that it counts against its key's limits.
     """
 
     summary: str
@@ -55,6 +56,7 @@ class Operation:
     media_type: str
     query: Sequence[Parameter]
     fails: Iterable[int]
+    limited: bool
 
 
 def operation(
@@ -68,12 +70,17 @@ def operation(
     query: Sequence[Parameter] = (),
     fails: Iterable[int] = (),
     also: Mapping[int, Any] | None = None,
+    limited: bool | None = None,
 ) -> Operation:
-    """The operation of a route. `answer`: the type of a 200; `also`: those of further statuses that have no
-    error envelope. The others are fields of Operation."""
-    return Operation(
-        summary, {200: answer, **(also or {})}, bodies, further, form, event, media_type, query, fails
-    )
+    """Describe a route.
+
+    `answer`: the type of a 200; `also`: those of further statuses that have no error envelope. The others are
+    fields of Operation. Raises ValueError if a route asks a model and does not say whether it is limited.
+    """
+    if limited is None and set(ASKS) <= set(fails):
+        raise ValueError(f"{summary}: say whether it counts against the limits of keys (limited=)")
+    answers = {200: answer, **(also or {})}
+    return Operation(summary, answers, bodies, further, form, event, media_type, query, fails, bool(limited))
 
 
 Handler = Callable[..., Awaitable[Response]]
@@ -145,6 +152,14 @@ class Routes:
             return handler
 
         return add
+
+
+def limited_paths(routers: Iterable[Routes]) -> frozenset[str]:
+    """Return the paths of the routes whose requests count against the limits of their keys."""
+    routes = (route for router in routers for route in router.all)
+    return frozenset(
+        route.path for route in routes if route.described is not None and route.described.limited
+    )
 
 
 class _Endpoint:

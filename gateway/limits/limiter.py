@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -294,36 +294,17 @@ def _refused(name: str, limit: int, wait_s: float, headers: Headers) -> ApiError
     return _with(headers, overloaded(text, retry_after_ms=after_ms))
 
 
-LIMITED = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/rerank",
-        "/v1/score",
-        "/score",
-        "/v1/classify",
-        "/classify",
-        "/v1/pooling",
-        "/pooling",
-        "/invocations",
-    }
-)
-"""Routes on which engines compute something."""
-
-
 class LimitGate:
     """ASGI middleware, behind the one that checks keys. Answers of limited routes tell of the limits."""
 
-    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
+    def __init__(self, app: ASGIApp, limiter: Limiter, paths: Collection[str]) -> None:
+        """`paths`: those to which a POST is counted; all else passes."""
         self._app = app
         self._limiter = limiter
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in LIMITED:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         owner, request = owner_of(scope), new_id("at-")

@@ -77,6 +77,7 @@ def chat_completion_routes(service: GenerationService) -> Routes:
             ChatRequest,
             event=(ChatChunk, ErrorEnvelope),
             fails=ASKS,
+            limited=True,
         ),
     )
     async def chat_completions() -> Response:
@@ -130,6 +131,7 @@ def completion_routes(service: GenerationService) -> Routes:
             CompletionRequest,
             event=(Completion, ErrorEnvelope),
             fails=ASKS,
+            limited=True,
         ),
     )
     async def completions() -> Response:
@@ -157,24 +159,35 @@ def tokenize_routes(service: PromptService) -> Routes:
             f"{prefix}/tokenize",
             service.tokenize,
             operation(
-                "Text or a chat to token ids", Tokens, TokenizeRequest, TokenizeChatRequest, fails=ASKS
+                "Text or a chat to token ids",
+                Tokens,
+                TokenizeRequest,
+                TokenizeChatRequest,
+                fails=ASKS,
+                limited=False,
             ),
         )
         add(
             f"{prefix}/detokenize",
             service.detokenize,
-            operation("Token ids to text", TokensText, DetokenizeRequest, fails=ASKS),
+            operation("Token ids to text", TokensText, DetokenizeRequest, fails=ASKS, limited=False),
         )
     add(
         "/v1/chat/completions/render",
         render_chat,
-        operation("The token ids that a chat becomes", RenderedRequest, ChatRequest, fails=ASKS),
+        operation(
+            "The token ids that a chat becomes", RenderedRequest, ChatRequest, fails=ASKS, limited=False
+        ),
     )
     add(
         "/v1/completions/render",
         partial(service.render, texts),
         operation(
-            "The token ids that each prompt becomes", list[RenderedRequest], CompletionRequest, fails=ASKS
+            "The token ids that each prompt becomes",
+            list[RenderedRequest],
+            CompletionRequest,
+            fails=ASKS,
+            limited=False,
         ),
     )
     return router

@@ -89,7 +89,12 @@ def embedding_routes(service: PoolingService) -> Routes:
     @router.post(
         "/v1/embeddings",
         operation(
-            "Turn texts into vectors", EmbeddingList, EmbeddingRequest, ChatEmbeddingRequest, fails=ASKS
+            "Turn texts into vectors",
+            EmbeddingList,
+            EmbeddingRequest,
+            ChatEmbeddingRequest,
+            fails=ASKS,
+            limited=True,
         ),
     )
     async def embeddings() -> Response:
@@ -142,6 +147,7 @@ def pooling_routes(service: PoolingService) -> Routes:
         PoolingRequest,
         ChatPoolingRequest,
         fails=ASKS,
+        limited=True,
     )
 
     @router.post("/pooling", described)
@@ -188,7 +194,9 @@ def classify_routes(service: PoolingService) -> Routes:
     """The routes."""
     router = Routes()
     serve = partial(service.serve, ClassifyEndpoint())
-    described = operation("Classify texts", ClassifiedList, ClassifyRequest, ChatClassifyRequest, fails=ASKS)
+    described = operation(
+        "Classify texts", ClassifiedList, ClassifyRequest, ChatClassifyRequest, fails=ASKS, limited=True
+    )
 
     @router.post("/classify", described)
     @router.post("/v1/classify", described)
@@ -240,14 +248,14 @@ def rerank_routes(service: PoolingService) -> Routes:
     jina = partial(service.serve, RerankEndpoint(cohere=False))
     cohere = partial(service.serve, RerankEndpoint(cohere=True))
     summary = "Sort documents by how well they answer a query"
-    described = operation(summary, Ranking, RerankRequest, fails=ASKS)
+    described = operation(summary, Ranking, RerankRequest, fails=ASKS, limited=True)
 
     @router.post("/rerank", described)
     @router.post("/v1/rerank", described)
     async def rerank() -> Response:
         return Deferred(jina)
 
-    @router.post("/v2/rerank", operation(summary, CohereRanking, RerankRequest, fails=ASKS))
+    @router.post("/v2/rerank", operation(summary, CohereRanking, RerankRequest, fails=ASKS, limited=True))
     async def rerank_v2() -> Response:
         return Deferred(cohere)
 
@@ -284,7 +292,9 @@ def score_routes(service: PoolingService) -> Routes:
     """The routes."""
     router = Routes()
     serve = partial(service.serve, ScoreEndpoint())
-    described = operation("Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS)
+    described = operation(
+        "Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS, limited=True
+    )
 
     @router.post("/score", described)
     @router.post("/v1/score", described)

@@ -111,6 +111,7 @@ def _making(router: Routes, service: ResponsesService) -> None:
             event=ResponseEvent,
             further=further,
             fails=(*ASKS, 507),
+            limited=True,
         ),
     )
     async def create() -> Response:
@@ -119,7 +120,12 @@ def _making(router: Routes, service: ResponsesService) -> None:
     @router.post(
         "/v1/responses/input_tokens",
         operation(
-            "Count a response's input tokens", InputTokens, ResponsesRequest, further=further, fails=ASKS
+            "Count a response's input tokens",
+            InputTokens,
+            ResponsesRequest,
+            further=further,
+            fails=ASKS,
+            limited=False,
         ),
     )
     async def input_tokens() -> Response:

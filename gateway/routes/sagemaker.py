@@ -157,6 +157,7 @@ def sagemaker_routes(
             ScoreRequest,
             event=(ChatChunk, Completion, ErrorEnvelope),
             fails=ASKS,
+            limited=True,
         ),
     )
     async def invocations() -> Response:

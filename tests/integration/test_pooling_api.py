@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from catenary.v1 import common_pb2
-from gateway.limits.limiter import LIMITED
+from gateway.routing import limited_paths
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import MODEL, tokenizer_process
 from tests.support.http import call, request_bytes
@@ -44,7 +44,7 @@ async def test_keys_guard_these_routes_too(start_stack: StartStack) -> None:
     stack = await start_stack(embedding(), api_key=("secret",))
     further = ("/classify", "/v1/classify", "/pooling", "/v1/pooling", "/invocations")
     for path in (EMBEDDINGS, "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", *further):
-        assert path in LIMITED
+        assert path in limited_paths(stack.gateway.routers)
         connection = await stack.open_raw(request_bytes("POST", path, {"model": MODEL, "input": "x"}))
         assert (await connection.answer()).status == 401
         connection.close()

@@ -13,16 +13,33 @@ import pytest
 from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
+from gateway import routing
 from gateway.app import GatewayApp
 from gateway.application import unknown_url
 from gateway.config import GatewayConfig
 from gateway.ignored import IGNORED
-from gateway.limits.limiter import LIMIT_HEADERS, LIMITED
+from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.openapi import document
-from gateway.routing import Routes
+from gateway.routing import ASKS, Routes, limited_paths
 from gateway.streaming.chat import ChatChunk, ChunkChoice, Delta
 from tests.support.secrets import TestSecrets
 
+LIMITED = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/v1/classify",
+    "/classify",
+    "/v1/pooling",
+    "/pooling",
+    "/invocations",
+}
 _HEALTH = {"/live", "/health", "/ready", "/ping"}
 
 
@@ -154,6 +171,15 @@ def test_headers_of_admission_and_limits_are_described(described: dict[str, Any]
         else:
             assert not names
             assert not any(told.values())
+
+
+def test_what_engines_work_for_counts_against_the_limits_of_keys(routers: list[Routes]) -> None:
+    assert limited_paths(routers) == LIMITED
+
+
+def test_a_route_that_asks_a_model_must_say_whether_it_is_limited() -> None:
+    with pytest.raises(ValueError, match=r"Ask: .*limited="):
+        routing.operation("Ask", dict, fails=ASKS)
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:
