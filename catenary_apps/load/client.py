@@ -1,15 +1,183 @@
-"""Requests to one server over connections that are kept."""
+"""An HTTP/1.1 client with little work per chunk: requests to one server over connections that are kept."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Protocol, cast
+
+import httptools
 
 from catenary_apps.load.answers import error_text
-from catenary_apps.load.connection import Connection, Sink, StaleConnection
 from catenary_apps.load.target import Endpoint, Target
+
+# How long a message may take to end after its answer did.
+_REST_S = 5.0
+
+
+class Sink(Protocol):
+    """Takes an answer as it comes; moments are of time.monotonic. Once `done` is set, nobody waits for it."""
+
+    started: bool
+    done: bool
+    failure: str | None
+
+    def head(self, status: int, content_type: bytes) -> None:
+        """The status line and the headers came."""
+
+    def body(self, data: bytes, now: float) -> None:
+        """A part of the body came."""
+
+    def complete(self, now: float) -> None:
+        """The body is over."""
+
+    def lost(self, now: float, detail: str) -> None:
+        """The connection is gone."""
+
+    def fail(self, kind: str, detail: str, now: float) -> None:
+        """Something is wrong."""
+
+
+class StaleConnection(Exception):
+    """A kept connection was closed before anything of an answer came."""
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time.
+
+    `on_free` is called when another may be sent, `on_lost` when none will be any more.
+    """
+
+    def __init__(self, on_free: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_free = on_free
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._answer: Sink | None = None
+        self._used = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._content_type = b""
+        self._now = 0.0
+        self.open = False
+
+    async def exchange(self, request: bytes, answer: Sink, deadline: float) -> None:
+        """Send a request and wait until `answer` is done; at `deadline` (of time.monotonic) it fails.
+
+        When this is left early, the connection is closed. Raises StaleConnection.
+        """
+        if self._transport is None:
+            raise RuntimeError("it is not connected")
+        self._parser, self._content_type = httptools.HttpResponseParser(self), b""
+        self._answer, self._waiter = answer, self._loop.create_future()
+        self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._too_late)
+        self._transport.write(request)
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if self._answer is answer and self.open:
+            # The answer is there, but the message has not ended. It would be one connection for each request.
+            self._timer.cancel()
+            self._timer = self._loop.call_later(_REST_S, self._too_late)
+
+    def close(self) -> None:
+        """Hang up at once. Idempotent."""
+        self.open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As of asyncio."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        """As of asyncio."""
+        answer = self._answer
+        if self._parser is None or answer is None:
+            # Nobody asked for anything.
+            self.close()
+            return
+        self._now = monotonic()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            answer.fail("bad_answer", "the answer is no HTTP", self._now)
+            self._wake()
+            self.close()
+            return
+        if answer.done:
+            self._wake()
+            # The rest of a message that is no use any more would have to be waited for.
+            if answer.failure is not None and self._answer is answer:
+                self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """As of asyncio."""
+        self.close()
+        self._on_lost(self)
+        if self._answer is None:
+            return
+        if self._used and not self._answer.started and not self._answer.done:
+            self._wake(StaleConnection())
+            return
+        self._answer.lost(monotonic(), "the server closed the connection")
+        self._wake()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As of httptools."""
+        if name.lower() == b"content-type":
+            self._content_type = value.lower()
+
+    def on_headers_complete(self) -> None:
+        """As of httptools."""
+        # 100 and its like announce the answer.
+        if self._parser is not None and self._answer is not None and self._parser.get_status_code() >= 200:
+            self._answer.head(self._parser.get_status_code(), self._content_type)
+
+    def on_body(self, data: bytes) -> None:
+        """As of httptools."""
+        if self._answer is not None:
+            self._answer.body(data, self._now)
+
+    def on_message_complete(self) -> None:
+        """As of httptools."""
+        parser, answer = self._parser, self._answer
+        if parser is None or answer is None or not answer.started:
+            return
+        answer.complete(self._now)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake()
+        self._answer = self._parser = None
+        self._used = True
+        if parser.should_keep_alive() and self.open:
+            self._on_free(self)
+        else:
+            self.close()
+
+    def _too_late(self) -> None:
+        """The answer did not come in time, or its message did not end when it did."""
+        if self._answer is not None:
+            self._answer.fail("timeout", "no answer in time", monotonic())
+            self._wake()
+        self.close()
+
+    def _wake(self, error: StaleConnection | None = None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
 
 _ROUTES = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
 _MAX_PAGE_BYTES = 1 << 20

@@ -1,19 +1,158 @@
-"""The scripted engine's scheduler: continuous batching over counted blocks, one call a step, no clock."""
+"""The scripted machine: sequences, KV blocks and offered prompts, advanced step by step."""
 
 from __future__ import annotations
 
-from collections import deque
+import hashlib
+import struct
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from catenary_testing.engine.blocks import ScriptedBlocks
+from catenary.transfer import TransferFault
 from catenary_testing.engine.columns import Columns
-from catenary_testing.engine.offers import ScriptedOffers
-from catenary_testing.engine.script import Script, Then
+from catenary_testing.engine.script import Script, ScriptedCapacity, Then
 from catenary_testing.engine.sequence import ScriptedSequence, Status
 from services.engine.core import KvNews
 from services.engine.domain import FinishReason
-from services.engine.link import CoreLoad, CoreStep, SubmitSequence
+from services.engine.kv import BlockPool
+from services.engine.link import CoreLoad, CoreStep, OfferedKv, SubmitSequence, TransferLoad
+
+
+class ScriptedBlocks:
+    """Blocks of sequences. A sequence of n tokens holds ceil(n / block_size)."""
+
+    def __init__(self, capacity: ScriptedCapacity) -> None:
+        self._pool = BlockPool(
+            capacity.total_blocks, capacity.block_size, prefix_caching=capacity.prefix_caching
+        )
+        self._size = capacity.block_size
+        self.news = KvNews(self._pool.events)
+
+    @property
+    def used(self) -> int:
+        """Blocks in use."""
+        return self._pool.used
+
+    def start(self, sequence: ScriptedSequence) -> bool:
+        """Give a waiting sequence what is cached of its prompt, if there is room for the rest of it too.
+
+        Its last token is always computed.
+        """
+        pool, length = self._pool, len(sequence.token_ids)
+        missing = pool.blocks_for(length)
+        hits: list[int] = []
+        if pool.prefix_caching and sequence.takes_hits:
+            hittable = (length - 1) // pool.block_size
+            hits = pool.lookup(sequence.block_names(hittable, pool.block_size))
+        if missing - len(hits) > pool.free_count - pool.idle(hits):
+            return False
+        pool.acquire(hits)
+        sequence.block_table = hits
+        sequence.computed = len(hits) * pool.block_size
+        if not sequence.started:
+            sequence.cached_tokens = min(sequence.computed, sequence.spec.prompt_len)
+        return True
+
+    def missing(self, sequence: ScriptedSequence) -> int:
+        """Blocks that it needs beside those it has."""
+        return -(-len(sequence.token_ids) // self._size) - len(sequence.block_table)
+
+    def grow(self, sequence: ScriptedSequence, count: int) -> bool:
+        """Give a sequence so many more blocks; False if not as many are free."""
+        if count > self._pool.free_count:
+            return False
+        sequence.block_table += self._pool.allocate(count)
+        return True
+
+    def computed(self, sequence: ScriptedSequence, count: int) -> None:
+        """Note that the next `count` tokens of a sequence are computed: others can hit what they fill."""
+        size, before = self._size, sequence.computed
+        sequence.computed = before + count
+        if not self._pool.prefix_caching or sequence.spec.pooling is not None:
+            return
+        first, last = before // size, (before + count) // size
+        if first == last:
+            return
+        names = sequence.block_names(last, size)
+        for index in range(first, last):
+            self._pool.publish(sequence.block_table[index], names[index])
+
+    def release(self, sequence: ScriptedSequence, *, failed: bool = False) -> None:
+        """Take a sequence's blocks. What one that `failed` computed is not to be trusted."""
+        if failed:
+            self._pool.forget(sequence.block_table)
+        self._pool.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.computed = 0
+
+
+CONNECTOR = "scripted"
+# Offers that an abort still withdraws.
+_MOST_OFFERS = 4096
+
+
+def ticket_of(spec: SubmitSequence) -> bytes:
+    """The ticket of a prompt's offer: any scripted engine knows whether an offer is for the right prompt."""
+    tokens = spec.token_ids[: spec.prompt_len - 1]
+    packed = struct.pack(f"<{len(tokens)}I", *tokens) + spec.cache_salt.encode()
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+class ScriptedOffers:
+    """What was offered, and what came of offers of others."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._open: OrderedDict[int, None] = OrderedDict()
+        self._made = 0
+        self._withdrawn = 0
+        self._arrived = 0
+        self._faults: dict[str, int] = {}
+
+    def offer(self, spec: SubmitSequence) -> OfferedKv:
+        """The offer of a prompt that was computed."""
+        tokens = spec.prompt_len - 1
+        self._made += 1
+        self._open[spec.key] = None
+        if len(self._open) > _MOST_OFFERS:
+            self._open.popitem(last=False)
+        return OfferedKv(
+            connector=CONNECTOR,
+            address="",
+            ticket=ticket_of(spec),
+            host_id="",
+            blocks=-(-tokens // self._block_size),
+            tokens=tokens,
+            layout=CONNECTOR.encode(),
+        )
+
+    def withdraw(self, key: int) -> bool:
+        """Ends an offer. False if there is none."""
+        if key not in self._open:
+            return False
+        del self._open[key]
+        self._withdrawn += 1
+        return True
+
+    def arrives(self, spec: SubmitSequence) -> bool:
+        """Whether the offer that came with a sequence is good, which is counted."""
+        if spec.kv_offer is None:
+            return False
+        if spec.kv_offer.ticket != ticket_of(spec):
+            fault = TransferFault.MISMATCH.value
+            self._faults[fault] = self._faults.get(fault, 0) + 1
+            return False
+        self._arrived += 1
+        return True
+
+    def load(self) -> TransferLoad:
+        """For reports. Nothing is kept, so nothing is held now."""
+        return TransferLoad(
+            made=self._made,
+            withdrawn=self._withdrawn,
+            arrived=self._arrived,
+            faults=dict(self._faults),
+        )
 
 
 class QueueFull(Exception):

@@ -319,7 +319,7 @@ async def test_progress_is_told_to_the_end() -> None:
 
 
 async def test_a_message_that_does_not_end_costs_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catenary_apps.load.connection._REST_S", 0.02)
+    monkeypatch.setattr("catenary_apps.load.client._REST_S", 0.02)
     hung_up = asyncio.Event()
 
     async def endless(exchange: Exchange) -> None:
