@@ -31,7 +31,7 @@ from gateway.routes.pooling import (
 )
 from gateway.routes.sagemaker import sagemaker_routes
 from gateway.routes.server import health_routes, home_routes, metrics_routes, model_routes, openapi_routes
-from gateway.routing import Routes, limited_paths
+from gateway.routing import Routes, batch_endpoints, limited_paths
 from gateway.stored import StoredApis
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
@@ -157,7 +157,7 @@ class GatewayApp:
         """All routes, the OpenAPI document's among them."""
         app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
-        self._stored.use(self._limited(app))
+        self._stored.use(self._limited(app), batch_endpoints(self.routers))
         self._server = HttpServer(
             guarded(app, config, self._metrics.observe_http, self._limited, cross_origin),
             host=config.host,
@@ -236,7 +236,11 @@ class GatewayApp:
 
     def _limited(self, app: ASGIApp) -> ASGIApp:
         """Put the limits of keys, if there are any, in front of the routes that engines work for."""
-        return app if self._limiter is None else LimitGate(app, self._limiter, limited_paths(self.routers))
+        return (
+            app
+            if self._limiter is None
+            else LimitGate(app, self._limiter, frozenset(limited_paths(self.routers)))
+        )
 
     def _made_routers(self) -> list[Routes]:
         def can_serve() -> bool:

@@ -154,12 +154,15 @@ class Routes:
         return add
 
 
-def limited_paths(routers: Iterable[Routes]) -> frozenset[str]:
-    """Return the paths of the routes whose requests count against the limits of their keys."""
+def limited_paths(routers: Iterable[Routes]) -> tuple[str, ...]:
+    """Return the paths of the routes whose requests count against the limits of keys, in their order."""
     routes = (route for router in routers for route in router.all)
-    return frozenset(
-        route.path for route in routes if route.described is not None and route.described.limited
-    )
+    return tuple(route.path for route in routes if route.described is not None and route.described.limited)
+
+
+def batch_endpoints(routers: Iterable[Routes]) -> tuple[str, ...]:
+    """Return the paths that a batch may be for: those below `/v1/` that engines work for."""
+    return tuple(path for path in limited_paths(routers) if path.startswith("/v1/"))
 
 
 class _Endpoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -77,10 +77,10 @@ class StoredApis:
             made += [file_routes(self._batches.service), batch_routes(self._batches.service)]
         return made
 
-    def use(self, app: ASGIApp) -> None:
-        """Set the routes that answer requests of batches."""
+    def use(self, app: ASGIApp, endpoints: Sequence[str]) -> None:
+        """Set the application that answers requests of batches, and the paths that a batch may be for."""
         if self._batches is not None:
-            self._batches.runner.use(app)
+            self._batches.runner.use(app, endpoints)
 
     async def open(self) -> None:
         """Open the stores. Raises StartRefused for one that cannot be used."""

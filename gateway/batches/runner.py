@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -177,15 +177,16 @@ class BatchRunner:
         self._serves = serves
         self._clock = clock
         self._runner = new_id("gateway-")
+        self.endpoints: Sequence[str] = ()
         self._places = asyncio.Semaphore(limits.max_lines_at_work)
         self._jobs: dict[asyncio.Task[None], BatchJob] = {}
         self._woken = asyncio.Event()
         self._started = time.monotonic()
         self._app: ASGIApp | None = None
 
-    def use(self, app: ASGIApp) -> None:
-        """Set what answers the lines."""
-        self._app = app
+    def use(self, app: ASGIApp, endpoints: Sequence[str]) -> None:
+        """Set the application that answers lines, and the paths that a batch may be for."""
+        self._app, self.endpoints = app, endpoints
 
     def wake(self) -> None:
         """There is something new to do."""

@@ -30,11 +30,6 @@ from gateway.generation.service import GenerationService
 from gateway.http.answers import send_json
 from gateway.schemas.validation import parse_request
 
-ENDPOINTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
-    *("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
@@ -90,8 +85,9 @@ class BatchService:
         with self._generation.place():
             body: dict[str, Any] = await self._generation.read_object(scope, receive)
             request = parse_request(BatchRequest, body, self._generation.limits)
-            if request.endpoint not in ENDPOINTS:
-                raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+            endpoints = self._runner.endpoints
+            if request.endpoint not in endpoints:
+                raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(endpoints)}.", "endpoint")
             owner, now = owner_of(scope), time.time()
             file = await self.files.get(owner, request.input_file_id)
             if file.purpose is not Purpose.BATCH:

@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.ignored import IGNORED
 from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.openapi import document
-from gateway.routing import ASKS, Routes, limited_paths
+from gateway.routing import ASKS, Routes, batch_endpoints, limited_paths
 from gateway.streaming.chat import ChatChunk, ChunkChoice, Delta
 from tests.support.secrets import TestSecrets
 
@@ -174,7 +174,11 @@ def test_headers_of_admission_and_limits_are_described(described: dict[str, Any]
 
 
 def test_what_engines_work_for_counts_against_the_limits_of_keys(routers: list[Routes]) -> None:
-    assert limited_paths(routers) == LIMITED
+    assert set(limited_paths(routers)) == LIMITED
+    assert batch_endpoints(routers) == (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+        *("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
+    )
 
 
 def test_a_route_that_asks_a_model_must_say_whether_it_is_limited() -> None:
