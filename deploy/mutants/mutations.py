@@ -28,7 +28,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="varying-number",
         reason="4.2: numbers are part of a graph's key by value, so each step would capture, and leak, anew",
-        file=f"{_HPU}/execution/graph.py",
+        file=f"{_HPU}/execution.py",
         old="            own.copy_(given)\n"
         "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
         new="            own.copy_(given)\n"
@@ -39,7 +39,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="untrimmed-arguments",
         reason="4.2: the view of every tensor given is in the key, of those that are not needed too",
-        file=f"{_HPU}/execution/graph.py",
+        file=f"{_HPU}/execution.py",
         old="            own.copy_(given)\n"
         "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
         new="            own.copy_(given)\n"
@@ -49,7 +49,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="inputs-not-cloned",
         reason="4.2: a replay copies into the captured inputs, which here would be somebody else's",
-        file=f"{_HPU}/execution/graph.py",
+        file=f"{_HPU}/execution.py",
         old="self._inputs = tuple(tensor.clone() for tensor in tensors)",
         new="self._inputs = tuple(tensors)",
         test=f"{_TRAPS}::test_a_replay_leaves_its_callers_tensors_alone",
@@ -57,7 +57,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="buffers-not-named",
         reason="4.2: without the tensor cache a graph frees what it writes and was not told to keep",
-        file=f"{_HPU}/execution/graph.py",
+        file=f"{_HPU}/execution.py",
         old='        """Records the forward, which runs once."""\n'
         "        result = self._module(*self._inputs, cache_tensors_list=self._kept)",
         new='        """Records the forward, which runs once."""\n'
@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="compile-only-garbage",
         reason="2.2: what was written while nothing was launched is garbage, the KV's padding block too",
-        file=f"{_HPU}/execution/compiled.py",
+        file=f"{_HPU}/execution.py",
         old="        finally:\n            self.buffers.clear()",
         new="        finally:\n            pass",
         test=f"{_TRAPS}::test_after_a_warm_up_that_only_compiled_the_kv_is_clear",
@@ -75,7 +75,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="dynamo-limit",
         reason="2.2: beyond 8 shapes dynamo stops compiling without a word",
-        file=f"{_HPU}/execution/compiled.py",
+        file=f"{_HPU}/execution.py",
         old="config.recompile_limit = max(config.recompile_limit, _LEAST_ENTRIES, 1 + each * count)",
         new="config.recompile_limit = max(config.recompile_limit, 1)",
         test=f"{_TRAPS}::test_every_bucket_is_compiled_beyond_dynamos_own_limit",
@@ -133,7 +133,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="host-read",
         reason="4.2: while a graph is captured the host cannot look at what is computed",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    usable = torch.isfinite(query)\n",
         new="    usable = torch.isfinite(query)\n"
         "    if bool(usable.all()):\n"
@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="data-dependent-shape",
         reason="4.2: shapes in a graph are static: padding is masked, not left out",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    owners = (rows.unsqueeze(1)",
         new="    own = rows < batch\n"
         "    blocks, rows, bias = blocks[own], rows[own], bias[own]\n"
@@ -154,7 +154,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="host-tensor",
         reason="9: a card does not compute with tensors of the host",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    owners = (rows.unsqueeze(1) == torch.arange(batch, device=rows.device))",
         new="    owners = (rows.unsqueeze(1) == torch.arange(batch))",
         test=f"{_TRAPS}::test_a_decode_can_be_captured_and_equals_the_cpus",
@@ -162,7 +162,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="mask-and-lengths",
         reason="3.4: FusedSDPA takes valid_seq_len without a mask alone",
-        file=f"{_HPU}/attention_prefill.py",
+        file=f"{_HPU}/attention.py",
         old="    if mask is None and lengths is not None:",
         new="    if lengths is not None:",
         test=f"{_TRAPS}::test_a_mask_and_lengths_are_not_given_to_the_kernel_together",
@@ -178,7 +178,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="rounded-scores",
         reason="3.3: scores in the hundreds, as Qwen2 has them, lose their differences in bfloat16",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    if softmax is Softmax.FP32:\n        query = query.float()",
         new="    if softmax is Softmax.FP32:\n        query = query.clone()",
         test="tests/sim/test_hpu_attention.py::test_large_scores_keep_their_differences_in_float32",
@@ -186,7 +186,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="adjustment-for-qwen2",
         reason="3.3: the adjustment is never right for the family qwen2",
-        file=f"{_HPU}/probing.py",
+        file=f"{_HPU}/kernels.py",
         old="    if not asked and (float32_scores or attention.softmax is Softmax.FP32):",
         new="    if False:",
         test="tests/sim/test_hpu_kernels.py::test_rules_by_model",
@@ -194,7 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="buffers-hashed",
         reason="BRG: every tensor of a call is hashed in each replay, of the persistent buffers too",
-        file=f"{_HPU}/execution/graph.py",
+        file=f"{_HPU}/execution.py",
         old="kept = Kept(buffers) if self._objects else buffers",
         new="kept = buffers",
         test=f"{_TRAPS}::test_a_replay_hashes_its_inputs_alone",
@@ -218,7 +218,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="second-process",
         reason="4.3: a process owns a whole card; the next one must be told so, not of mismatched releases",
-        file=f"{_HPU}/acquiring.py",
+        file=f"{_HPU}/opening.py",
         old='        if "acquire" in text.lower():',
         new='        if "busy" in text.lower():',
         test=f"{_TRAPS}::test_a_card_of_another_process_is_named_as_taken",
@@ -226,7 +226,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="wait-in-a-compiled-step",
         reason="3.5: nothing raises where a step between compiled regions waits for the device",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    usable = torch.isfinite(query)\n",
         new="    usable = torch.isfinite(query)\n    if int(rows[0]) > batch:\n        raise ValueError\n",
         test=f"{_SERVED}::test_no_step_waits_or_changes_what_it_is_given[compile]",
@@ -252,7 +252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="input-updated-by-view",
         reason="4.2: a graph cannot update its inputs through a view either",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="    owners = (rows.unsqueeze(1)",
         new="    rows.view(-1).clamp_(max=batch)\n    owners = (rows.unsqueeze(1)",
         test=f"{_TRAPS}::test_a_decode_can_be_captured_and_equals_the_cpus",
@@ -268,7 +268,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="forward-left-open",
         reason="4.1: a forward that does not end with a flush is another recipe with all that may follow it",
-        file=f"{_HPU}/execution/lazy.py",
+        file=f"{_HPU}/execution.py",
         old="        result = forward(*tensors)\n        self.flush()\n",
         new="        result = forward(*tensors)\n",
         test=f"{_TRAPS}::test_a_lazy_forward_is_a_recipe_of_its_own_whatever_surrounds_it",
@@ -276,7 +276,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="forward-joins-a-recipe",
         reason="4.1: nor may it begin in the recipe of what came before",
-        file=f"{_HPU}/execution/lazy.py",
+        file=f"{_HPU}/execution.py",
         old="        self.flush()\n        result = forward(*tensors)\n",
         new="        result = forward(*tensors)\n",
         test=f"{_TRAPS}::test_a_lazy_forward_is_a_recipe_of_its_own_whatever_surrounds_it",
@@ -284,7 +284,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="adjustment-without-padding",
         reason="3.3: padding belongs to a row that the kernel has to be told of",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="rows, batch + 1, shape",
         new="rows, batch, shape",
         test="tests/sim/test_hpu_attention.py::test_blocks_of_nobody_may_hold_anything",
@@ -292,7 +292,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="fused-adjustment-without-padding",
         reason="3.3: the same where both kernels work together",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old="highest, sums, rows, batch + 1, [count",
         new="highest, sums, rows, batch, [count",
         test="tests/sim/test_hpu_attention.py::test_blocks_of_nobody_may_hold_anything",
@@ -300,7 +300,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="keys-of-another-dtype",
         reason="BRG: FusedSDPA takes queries, keys and values of one dtype",
-        file=f"{_HPU}/attention_prefill.py",
+        file=f"{_HPU}/attention.py",
         old="    wide = pad(value, (0, missing)) if missing else value",
         new="    wide = pad(value.float(), (0, missing)) if missing else value",
         test="tests/sim/test_hpu_attention.py::test_bfloat16",
@@ -308,7 +308,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="pivots-without-their-own",
         reason="3.3: the bridge has index_reduce for amax that includes the target alone",
-        file=f"{_HPU}/attention_decode.py",
+        file=f"{_HPU}/attention.py",
         old='return pivot.index_reduce_(0, rows, highest, "amax")',
         new='return pivot.index_reduce_(0, rows, highest, "amax", include_self=False)',
         test="tests/sim/test_hpu_attention.py::test_nothing_is_read_by_the_host_and_nothing_runs_on_it",
@@ -316,7 +316,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="garbage-in-modules",
         reason="2.2: what a module keeps of a warm-up that launched nothing is garbage for ever",
-        file=f"{_HPU}/execution/compiled.py",
+        file=f"{_HPU}/execution.py",
         old="if left := tensors.changed(self.buffers.alive()):",
         new="if left := []:",
         test=f"{_TRAPS}::test_what_a_module_keeps_of_a_warm_up_that_only_compiled_is_refused",

@@ -13,7 +13,7 @@ from services.engine.core.errors import StartError
 from services.engine.core.startup import _open_code_cache
 from services.engine.device import CpuDevice, ExecutionMode
 from services.engine.device.cpu.native import LEVELS, BuildError, build
-from services.engine.device.cpu.native.kept import seal
+from services.engine.device.cpu.native.building import seal
 from tests.support.small_disk import SmallDisk
 
 PORTABLE = LEVELS[-1]

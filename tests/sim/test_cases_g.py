@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from services.engine.bucketing import Bucket
 from services.engine.core.errors import StartError
 from services.engine.device import ExecutionMode, sim
-from services.engine.device.sim.errors import out_of_memory
-from services.engine.device.sim.memory import Block, Hbm
+from services.engine.device.sim.settings import out_of_memory
+from services.engine.device.sim.tensor import Block, Hbm
 from services.engine.graphs import Phase
 from tests.support.sim_cores import SIZES, SimCores, answer, whole, work_of
 from tests.support.sim_device import Host

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import AttentionFeatures, AttentionSettings, sim
 from services.engine.device.hpu import HpuDevice
-from services.engine.device.hpu.attention_prefill import softmax_mode
+from services.engine.device.hpu.attention import softmax_mode
 from services.engine.device.hpu.settings import Softmax
-from services.engine.device.sim.fused import NOISE
+from services.engine.device.sim.fused.kernels import NOISE
 from tests.sim.conftest import NewCard
 from tests.support.hpu_devices import CHOICES, open_choice
 from tests.support.paged_sequences import SCALE, Heads, Sequences

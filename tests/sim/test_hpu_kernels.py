@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.engine.device import NO_FEATURES as PLAIN
 from services.engine.device import CpuDevice, Device, DeviceError
 from services.engine.device.hpu import GAUDI2, GAUDI3
-from services.engine.device.hpu.probing import SWITCHES, Kernels, for_model, parse_switches, probe_kernels
+from services.engine.device.hpu.kernels import SWITCHES, Kernels, for_model, parse_switches, probe_kernels
 from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, Softmax
 from tests.sim.conftest import NewCard
 from tests.support.hpu_devices import CHOICES, open_choice

@@ -13,9 +13,8 @@ import torch
 
 from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache
 from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice, bridge, opening, properties_of
-from services.engine.device.hpu.driver import Driver
-from services.engine.device.hpu.environment import prepare_environment
-from services.engine.device.hpu.versions import Installed, check_versions
+from services.engine.device.hpu.bridge import Installed, check_versions, prepare_environment
+from services.engine.device.hpu.opening import Driver
 from tests.support.sim_device import Host
 
 

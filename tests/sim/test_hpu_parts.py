@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache, StepLog
-from services.engine.device.hpu import HpuDevice, collector, steps, topology
+from services.engine.device.hpu import HpuDevice, opening
+from services.engine.device.hpu import device as hpu_device
+from services.engine.device.hpu.bridge import spawn_children
 from services.engine.device.hpu.copies import EventCopy, PinnedMemory
-from services.engine.device.hpu.dtypes import DtypeChoice
-from services.engine.device.hpu.environment import spawn_children
-from services.engine.device.sim.copies import HostCopies
+from services.engine.device.hpu.device import DtypeChoice
+from services.engine.device.sim.compile_only import HostCopies
 from tests.support.sim_device import Host
 
 
@@ -61,7 +62,7 @@ def test_dtypes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = Log()
-    monkeypatch.setattr("services.engine.device.hpu.dtypes.log", log)
+    monkeypatch.setattr("services.engine.device.hpu.device.log", log)
     choice = DtypeChoice()
     assert {choice.choose(requested, checkpoint) for _ in range(2)} == {chosen}
     assert [text.startswith(said) for text, _ in log.lines] == ([True] if said else [])
@@ -74,13 +75,13 @@ def test_a_dtype_that_nobody_knows() -> None:
 
 def test_the_module_of_a_rank() -> None:
     given = {"HABANA_VISIBLE_MODULES": "4,6"}
-    assert topology.choose_module(1, given) == 6
+    assert opening.choose_module(1, given) == 6
     assert given["HLS_MODULE_ID"] == "6"
-    assert topology.choose_module(0, {"HLS_MODULE_ID": "3", "HABANA_VISIBLE_MODULES": "1"}) == 3
-    assert topology.choose_module(0, {}) is None
-    assert topology.choose_module(0, {"HABANA_VISIBLE_MODULES": "all"}) is None
+    assert opening.choose_module(0, {"HLS_MODULE_ID": "3", "HABANA_VISIBLE_MODULES": "1"}) == 3
+    assert opening.choose_module(0, {}) is None
+    assert opening.choose_module(0, {"HABANA_VISIBLE_MODULES": "all"}) is None
     with pytest.raises(DeviceError, match="names 2 modules and rank 2 needs one more"):
-        topology.choose_module(2, {"HABANA_VISIBLE_MODULES": "4,6"})
+        opening.choose_module(2, {"HABANA_VISIBLE_MODULES": "4,6"})
 
 
 def test_binding_to_the_cpus_near_a_card(tmp_path: Path) -> None:
@@ -92,18 +93,18 @@ def test_binding_to_the_cpus_near_a_card(tmp_path: Path) -> None:
     try:
         cards = {2: "0000:97:00.0", 5: "0000:E1:00.0"}
         # Which card it is is not known: it stays.
-        assert topology.bind_near(None, lambda: cards, tmp_path) == set()
-        assert topology.bind_near(5, lambda: cards, tmp_path) == set()
+        assert opening.bind_near(None, lambda: cards, tmp_path) == set()
+        assert opening.bind_near(5, lambda: cards, tmp_path) == set()
         assert os.sched_getaffinity(0) == allowed
-        assert topology.bind_near(2, lambda: cards, tmp_path) == {first}
+        assert opening.bind_near(2, lambda: cards, tmp_path) == {first}
         assert os.sched_getaffinity(0) == {first}
     finally:
         os.sched_setaffinity(0, allowed)
     # One card alone is the one.
     one = {2: "0000:97:00.0"}
-    assert topology.bind_near(None, lambda: one, tmp_path) == {first}
+    assert opening.bind_near(None, lambda: one, tmp_path) == {first}
     os.sched_setaffinity(0, allowed)
-    assert topology.parse_cpus("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
+    assert opening.parse_cpus("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
 
 
 def test_cards_by_hl_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,17 +114,17 @@ def test_cards_by_hl_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         file.write("echo '3, 0000:97:00.0'\necho '1, 0000:17:00.0'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert topology.bus_ids() == {3: "0000:97:00.0", 1: "0000:17:00.0"}
+    assert opening.bus_ids() == {3: "0000:97:00.0", 1: "0000:17:00.0"}
     tool.write_text("#!/bin/sh\nexit 3\n")
-    assert topology.bus_ids() == {}
+    assert opening.bus_ids() == {}
 
 
 def test_collection_thresholds_are_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = gc.get_threshold()
-    monkeypatch.setattr(collector, "_ORIGINAL", (700, 10, 10))
+    monkeypatch.setattr(opening, "_ORIGINAL", (700, 10, 10))
     try:
         for _ in range(2):
-            collector.relax_collector(16)
+            opening.relax_collector(16)
             assert gc.get_threshold() == (11_200, 160, 160)
     finally:
         gc.set_threshold(*before)
@@ -138,7 +139,7 @@ def test_children_are_spawned() -> None:
 
 def test_steps_that_compile_or_fall_back_are_logged(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
-    monkeypatch.setattr(steps, "log", log)
+    monkeypatch.setattr(hpu_device, "log", log)
     settings = HpuSettings(log_compilations=StepLog.NEW, log_fallbacks=StepLog.ALL)
     device = host.open(hpu=settings, unsupported="aten.sin")
     x = device.to_device(torch.ones(3))

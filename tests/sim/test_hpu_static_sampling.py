@@ -10,7 +10,7 @@ import torch
 from services.engine.device import CpuDevice, ExecutionMode, HpuSettings
 from services.engine.device.hpu import GAUDI3, HpuDevice
 from services.engine.device.hpu.bridge import load_bridge
-from services.engine.device.hpu.probing import parse_switches, probe_kernels
+from services.engine.device.hpu.kernels import parse_switches, probe_kernels
 from tests.sim.conftest import NewCard
 from tests.support.sampling import run
 from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_row

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.engine.device import sim
-from services.engine.device.sim.costs import compile_seconds
+from services.engine.device.sim.card import compile_seconds
 from tests.sim.conftest import NewCard
 
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as plain
 
-from services.engine.device.sim.fused import NOISE
-from services.engine.device.sim.fused.attention import sdpa_recomp_fwd
-from services.engine.device.sim.fused.block_softmax import block_softmax, block_softmax_adjustment
+from services.engine.device.sim.fused.kernels import (
+    NOISE,
+    block_softmax,
+    block_softmax_adjustment,
+    sdpa_recomp_fwd,
+)
 
 B, H, Q, D = 2, 4, 6, 8
 

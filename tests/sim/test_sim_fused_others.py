@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.engine.device.sim.fused import existing_ops
-from services.engine.device.sim.fused.elementwise import BLOCKWISE, PAIRWISE, rms_norm, rotary_pos_embedding
-from services.engine.device.sim.fused.experts import mixture_of_experts, mixture_of_experts_fused_weights
-from services.engine.device.sim.fused.fp8 import cast_from_fp8, cast_to_fp8_v2, fp8_gemm_v2
+from services.engine.device.sim.fused.kernels import (
+    BLOCKWISE,
+    PAIRWISE,
+    cast_from_fp8,
+    cast_to_fp8_v2,
+    fp8_gemm_v2,
+    mixture_of_experts,
+    mixture_of_experts_fused_weights,
+    rms_norm,
+    rotary_pos_embedding,
+)
+from services.engine.device.sim.fused.library import existing_ops
 
 E4M3 = torch.float8_e4m3fn
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
-from services.engine.device.sim.graphs import key
-from services.engine.device.sim.modules import acquire
+from services.engine.device.sim.card import acquire
+from services.engine.device.sim.graphs import wrap
 from services.engine.model.attention import LayerCache, LayerSpec
 from services.engine.sampling.draw import ComparingSearch, draw_wide, largest
 from services.engine.sampling.inputs import Filters
@@ -321,8 +321,8 @@ def test_a_replay_hashes_its_inputs_alone(
 
     replay = device.capture(forward, [staged(0)])
     hashed: list[torch.Tensor] = []
-    view_hash = key.view_hash
-    monkeypatch.setattr(key, "view_hash", lambda tensor: hashed.append(tensor) or view_hash(tensor))
+    view_hash = wrap.view_hash
+    monkeypatch.setattr(wrap, "view_hash", lambda tensor: hashed.append(tensor) or view_hash(tensor))
     before = sim.card().counters.replays
     for count in range(1, 4):
         replay(staged(count))

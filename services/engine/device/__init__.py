@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import importlib
 
-from services.engine.device.base import DTYPES, Device, DeviceError, Forward
+from services.engine.device.attention import HIDDEN, NO_FEATURES, AttentionFeatures
+from services.engine.device.base import (
+    DTYPES,
+    Device,
+    DeviceError,
+    ExecutionMode,
+    Forward,
+    HostCopy,
+    ShapeKey,
+    Submitted,
+    execution_mode,
+    failed,
+    shape_key,
+)
 from services.engine.device.cpu import CpuDevice, CpuSettings, Kernels, Quantization
 from services.engine.device.cuda import CudaDevice
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.flat import HIDDEN
 from services.engine.device.hpu import (
     AttentionSettings,
     HpuSettings,
@@ -20,7 +31,6 @@ from services.engine.device.hpu import (
 )
 from services.engine.device.kernels import ACTIVATIONS, grouped_mm, plain_grouped_mm
 from services.engine.device.memory import MemoryFigures, MemoryUse
-from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.native import (
     Chooser,
     NativeDecoder,
@@ -33,8 +43,6 @@ from services.engine.device.native import (
     NativeRope,
     NativeSpec,
 )
-from services.engine.device.shapes import ShapeKey, shape_key
-from services.engine.device.work import HostCopy, Submitted, failed
 
 __all__ = [
     "ACTIVATIONS",

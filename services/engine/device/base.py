@@ -1,24 +1,152 @@
-"""What a device must offer. This package is the only place of the engine that names a vendor."""
+"""The interface of a device. This package is the only place of the engine that names a vendor."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from catenary.telemetry import get_logger
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
+from services.engine.device.attention import NO_FEATURES, AttentionFeatures
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
-from services.engine.device.modes import ExecutionMode
 from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
-from services.engine.device.shapes import ShapeCounter
-from services.engine.device.work import FinishedCopy, HostCopy, Submitted, run_now
+
+
+class ExecutionMode(Enum):
+    """The four modes of Gaudi users; the other devices know the ones that make sense there.
+
+    GRAPH: each bucket is recorded once and replayed. COMPILE: a compiler makes code for each bucket. LAZY:
+    the device collects operations until a result is needed (Gaudi alone). EAGER: one kernel after the other.
+    """
+
+    GRAPH = "graph"
+    COMPILE = "compile"
+    LAZY = "lazy"
+    EAGER = "eager"
+
+    @property
+    def captures(self) -> bool:
+        """True if a bucket has to be captured before it runs at its full speed."""
+        return self in (ExecutionMode.GRAPH, ExecutionMode.COMPILE)
+
+
+def execution_mode(
+    device: str, *, compiled: bool, enforce_eager: bool, lazy: str | None = None
+) -> ExecutionMode:
+    """The mode that follows from the options `compile` and `enforce_eager`; `lazy` is PT_HPU_LAZY_MODE.
+
+    Only an HPU, real or simulated, reads `lazy`, with the meaning that Habana's bridge gives it: "0" (and
+    absent) or "1". Raises ValueError for contradictions.
+    """
+    if compiled and enforce_eager:
+        raise ValueError("compile and enforce-eager exclude each other: choose one")
+    if device in ("hpu", "sim"):
+        return _hpu_mode(compiled=compiled, enforce_eager=enforce_eager, lazy=lazy)
+    if compiled:
+        return ExecutionMode.COMPILE
+    # A CPU has no graphs to replay: its kernels are the default.
+    return ExecutionMode.EAGER if enforce_eager or device == "cpu" else ExecutionMode.GRAPH
+
+
+def _hpu_mode(*, compiled: bool, enforce_eager: bool, lazy: str | None) -> ExecutionMode:
+    if lazy not in (None, "0", "1"):
+        raise ValueError(f"PT_HPU_LAZY_MODE must be 0 or 1, not {lazy!r}")
+    if lazy == "1":
+        if compiled:
+            raise ValueError("compile and PT_HPU_LAZY_MODE=1 exclude each other: unset one")
+        return ExecutionMode.LAZY if enforce_eager else ExecutionMode.GRAPH
+    return ExecutionMode.EAGER if enforce_eager else ExecutionMode.COMPILE
+
+
+ShapeKey = tuple[str, Hashable, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
+
+
+def shape_key(phase: str, tensors: Sequence[torch.Tensor], name: Hashable = None) -> ShapeKey:
+    """What makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs.
+
+    `name` is that of the static shape: inputs of several may lie in tensors of one length.
+    """
+    return phase, name, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+class ShapeCounter:
+    """Remembers which forwards were already made, by the real shapes and dtypes of their inputs."""
+
+    def __init__(self) -> None:
+        self._seen: set[ShapeKey] = set()
+
+    def note(self, phase: str, tensors: Sequence[torch.Tensor]) -> bool:
+        """Records one forward's inputs; True if this device meets their shapes for the first time."""
+        return self.note_key(shape_key(phase, tensors))
+
+    def note_key(self, key: ShapeKey) -> bool:
+        """The same for a key that `shape_key` made."""
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    @property
+    def first_seen(self) -> int:
+        """How many different forwards this device has met."""
+        return len(self._seen)
+
+
+Result_co = TypeVar("Result_co", covariant=True)
+Result = TypeVar("Result")
+
+
+class Submitted(Protocol[Result_co]):
+    """Work that was given to the device's stream."""
+
+    def result(self) -> Result_co:
+        """What the work returned, once it was run or enqueued. Raises what it raised."""
+        ...
+
+
+class HostCopy(Protocol):
+    """A copy to the host that was begun."""
+
+    def wait(self) -> torch.Tensor:
+        """The tensor on the host, once all of it is there."""
+        ...
+
+
+class FinishedCopy:
+    """A copy that needs no waiting."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> torch.Tensor:
+        """The tensor."""
+        return self._tensor
+
+
+def run_now(work: Callable[[], Result]) -> Submitted[Result]:
+    """Runs work in the calling thread; its error is kept for `result`, like that of a stream."""
+    future: Future[Result] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def failed(error: Exception) -> Submitted[Result]:
+    """Work that could not even be submitted."""
+    future: Future[Result] = Future()
+    future.set_exception(error)
+    return future
+
 
 log = get_logger(__name__)
 
@@ -28,7 +156,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Forward = Callable[..., Any]
 """Takes the tensors of one static shape, returns a tensor, several or none. Running it again with the same
 tensors changes nothing."""
-Result = TypeVar("Result")
 
 
 class DeviceError(Exception):

@@ -10,11 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from services.engine.device.base import Device, Forward, Function
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.flat import flat_decode
-from services.engine.device.fused import fused_prefill
-from services.engine.device.modes import ExecutionMode
+from services.engine.device.attention import NO_FEATURES, AttentionFeatures, flat_decode, fused_prefill
+from services.engine.device.base import Device, ExecutionMode, Forward, Function
 
 # One entry for each bucket of each kind of layer: dynamo's own limit is 8, beyond which it stops compiling.
 _MOST_SHAPES = 8192

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.device import AttentionFeatures, CpuDevice
-from services.engine.device import explicit as explicit_module
+from services.engine.device import attention as explicit_module
 from services.engine.model.attention import PrefillInputs, attend
 from services.engine.model.transformers_backend import UnsupportedAttention
 from services.engine.model.transformers_backend.attention import paged_attention

@@ -23,7 +23,7 @@ from services.engine.device.cpu.native import (
     levels_here,
     open_library,
 )
-from services.engine.device.cpu.native.kept import kernel_directory
+from services.engine.device.cpu.native.building import kernel_directory
 
 PORTABLE = LEVELS[-1]
 # Writes a word to each output file, and a line to a log for each link.
@@ -301,7 +301,7 @@ def test_a_compiler_that_does_not_say_its_name_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_compiler(tmp_path, monkeypatch, "#!/bin/sh\nsleep 600\n")
-    monkeypatch.setattr("services.engine.device.cpu.native.compiler._VERSION_S", 0.3)
+    monkeypatch.setattr("services.engine.device.cpu.native.building._VERSION_S", 0.3)
     with pytest.raises(BuildError, match=r"cxx was given up: --version had not ended after 0\.3 s"):
         build(PORTABLE, tmp_path / "kept")
 

@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from services.engine.device.cpu.pages import map_zeros
+from services.engine.device.cpu.packing import map_zeros
 
 
 @pytest.mark.parametrize("advice", [None, 12345])

@@ -15,10 +15,9 @@ import pytest
 from services.engine.config import EngineConfig
 from services.engine.core.devices import cpu_settings
 from services.engine.device import CpuDevice, CpuSettings
-from services.engine.device.cpu import slices
+from services.engine.device.cpu import threads as cpu_threads
 from services.engine.device.cpu.native import open_library
-from services.engine.device.cpu.slices import ask_for_slices
-from services.engine.device.cpu.team import Team
+from services.engine.device.cpu.threads import Team, ask_for_slices
 
 # Of sched_getattr.
 _NUMBER = {"x86_64": 315}.get(platform.machine(), 275)
@@ -78,7 +77,7 @@ def test_a_sandbox_that_tells_nothing_keeps_nobody_from_starting(monkeypatch: py
 @pytest.mark.parametrize("number", [None, 1_000_000])
 def test_a_system_that_does_not_know_the_call(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
     numbers = {} if number is None else {platform.machine(): number}
-    monkeypatch.setattr(slices, "_NUMBERS", numbers)
+    monkeypatch.setattr(cpu_threads, "_NUMBERS", numbers)
     assert not ask_for_slices(100)
 
 

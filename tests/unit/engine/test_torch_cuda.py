@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.engine.device import AttentionFeatures, CpuDevice, DeviceError, open_device
-from services.engine.device.fused import fused_prefill
+from services.engine.device.attention import fused_prefill
 
 ROOT = Path(__file__).parents[3]
 

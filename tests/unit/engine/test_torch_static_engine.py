@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from services.engine.device import Submitted
-from services.engine.device.work import run_now
+from services.engine.device.base import run_now
 from services.engine.options import EngineOptions
 from tests.support.constrained import regex, save_constrained_model
 from tests.support.graph_device import GraphDevice

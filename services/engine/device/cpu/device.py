@@ -14,14 +14,13 @@ from torch.profiler import ProfilerActivity
 
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
-from services.engine.device.base import DTYPES, DeviceError
+from services.engine.device.base import DTYPES, DeviceError, ExecutionMode, Submitted
 from services.engine.device.cpu.native import BuildError, Library, open_library
 from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_dtype, why_not_native
 from services.engine.device.cpu.native_linears import CpuNativeLinears
-from services.engine.device.cpu.pages import map_zeros
+from services.engine.device.cpu.packing import map_zeros
 from services.engine.device.cpu.settings import CpuSettings, Kernels
-from services.engine.device.cpu.slices import ask_for_slices
-from services.engine.device.cpu.team import Team
+from services.engine.device.cpu.threads import Team, ask_for_slices
 from services.engine.device.inductor import InductorDevice, allow_many_shapes, has_compiler
 from services.engine.device.memory import (
     MemoryFigures,
@@ -31,10 +30,8 @@ from services.engine.device.memory import (
     reset_peak_resident,
     resident_bytes,
 )
-from services.engine.device.modes import ExecutionMode
 from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 from services.engine.device.profiling import Event, torch_activities
-from services.engine.device.work import Submitted
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.packing import Packer, weight_kind
 from services.engine.device.cpu.settings import Quantization
 from services.engine.device.cpu.structures import CACHE_KINDS, Linear, Operand
-from services.engine.device.cpu.team import Team
+from services.engine.device.cpu.threads import Team
 from services.engine.device.native import NativeLinear
 
 # Floats of a row's scratch: threads write to no cache line of one another.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from ctypes import c_int32, c_int64, c_void_p
 from functools import partial
 from typing import Any
@@ -13,10 +15,26 @@ import torch
 
 from catenary.memory import find_trim
 from services.engine.device.cpu.native import Library
-from services.engine.device.cpu.pages import HUGE_PAGE, map_zeros
 from services.engine.device.cpu.settings import Quantization
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
+
+HUGE_PAGE = 2 << 20
+
+
+def map_zeros(size: int) -> torch.Tensor:
+    """uint8 [size], zeros at the begin of a page: real memory only from the first write on, page by page.
+
+    In huge pages where the system has them: a context or weights in small ones take up to twice as long to
+    read. `size` is at least 1. Raises OSError when the process may have no more.
+    """
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Linux may have been built without them.
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
 
 # Bytes of weights that are mapped at once; pages that are not written take no memory.
 _ALIGNMENT = 128

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from services.engine.device.hpu.bridge import prepare_environment
 from services.engine.device.hpu.device import HpuDevice
-from services.engine.device.hpu.environment import prepare_environment
 from services.engine.device.hpu.opening import open_hpu
-from services.engine.device.hpu.properties import GAUDI2, GAUDI3, properties_of
-from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, RecipeCache, Softmax, StepLog
+from services.engine.device.hpu.settings import (
+    GAUDI2,
+    GAUDI3,
+    AttentionSettings,
+    HpuSettings,
+    RecipeCache,
+    Softmax,
+    StepLog,
+    properties_of,
+)
 
 __all__ = [
     "GAUDI2",

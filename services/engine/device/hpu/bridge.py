@@ -1,4 +1,9 @@
-"""The only place that imports Habana's bridge, and what of it is used here, typed.
+"""Habana's bridge: the environment it needs, its releases, and what of it is used here, typed.
+
+Source: docs/gaudi-facts.md 4.1, 4.6 and 4.7.
+
+Source: the vendor's support matrices (torch 2.7 with 1.22, 2.9 with 1.23, 2.10 with 1.24), and gaudi-facts.md
+section 6 for torch 2.11 with 1.24.1.
 
 Source: docs/gaudi-facts.md section 4, and the bridge's own sources, HabanaAI/gaudi-pytorch-bridge.
 """
@@ -6,18 +11,142 @@ Source: docs/gaudi-facts.md section 4, and the bridge's own sources, HabanaAI/ga
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Protocol
 
 import torch
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from catenary.devices import NO_PLUGIN
-from services.engine.device.base import DeviceError
-from services.engine.device.hpu.environment import prepare_environment
-from services.engine.device.hpu.versions import check_versions, installed
-from services.engine.device.modes import ExecutionMode
+from catenary.gaudi import PLUGIN, RELEASES, too_old
+from catenary.telemetry import get_logger
+from services.engine.device.base import DeviceError, ExecutionMode
+
+_LAZY = "PT_HPU_LAZY_MODE"
+
+# Values that the operator's own win over.
+_DEFAULTS = {
+    # Weights are not kept a second time on the host: faster loading, and quantized ones need it.
+    "PT_HPU_WEIGHT_SHARING": "0",
+    "EXPERIMENTAL_WEIGHT_SHARING": "0",
+    # Shapes are static here; refining dynamic ones would only cost compilations.
+    "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES": "0",
+    "FUSER_ENABLE_MULTI_THREADED_INVOCATIONS": "1",
+    # How often recipes came from the cache.
+    "PT_HPU_ENABLE_CACHE_METRICS": "1",
+}
+# Collectives inside of a captured graph.
+_LAZY_DEFAULTS = {"PT_HPU_ENABLE_LAZY_COLLECTIVES": "true"}
+
+
+def prepare_environment(mode: ExecutionMode, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the variables that the execution mode needs.
+
+    Raises DeviceError if the operator's lazy mode contradicts it.
+    """
+    lazy = "1" if mode in (ExecutionMode.LAZY, ExecutionMode.GRAPH) else "0"
+    given = environment.get(_LAZY)
+    if given is not None and given != lazy:
+        raise DeviceError(f"{_LAZY}={given} does not go with execution mode {mode.value}: unset it")
+    environment[_LAZY] = lazy
+    for name, value in (_DEFAULTS | (_LAZY_DEFAULTS if lazy == "1" else {})).items():
+        environment.setdefault(name, value)
+
+
+def spawn_children() -> None:
+    """Makes multiprocessing start children anew: a forked one inherits the driver's state and never ends."""
+    multiprocessing.set_start_method("spawn", force=True)
+
+
+log = get_logger(__name__)
+
+_TORCH = {version: release.torches for version, release in RELEASES.items()}
+# A vendor's build of torch names the software it was built for: 2.9.0+hpu_1.23.0-695.
+_BUILT_FOR = re.compile(r"\+hpu[_.](\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The installed versions: the plugin's, torch's, and the torch that the plugin's metadata asks for."""
+
+    software: str
+    torch: str
+    required_torch: str | None = None
+
+
+def installed() -> Installed | None:
+    """The installed versions; None without the plugin."""
+    try:
+        plugin = metadata.distribution(PLUGIN)
+    except metadata.PackageNotFoundError:
+        return None
+    return Installed(plugin.version, torch.__version__, _required_torch(plugin.requires or []))
+
+
+def check_versions(found: Installed) -> None:
+    """Raises DeviceError if software and torch do not go together, or the software is too old to be known."""
+    software, own = _version(found.software, PLUGIN), _version(found.torch, "torch")
+    release, torch_release = (software.major, software.minor), (own.major, own.minor)
+    known = ", ".join(_text(each) for each in _TORCH)
+    refusal = too_old(found.software)
+    if refusal is not None:
+        raise DeviceError(refusal)
+    built_for = _BUILT_FOR.search(found.torch)
+    if built_for is not None and tuple(map(int, built_for.groups())) != release:
+        raise DeviceError(
+            f"torch {found.torch} was built for another release than {PLUGIN} {found.software}: "
+            "use the two of one Habana image"
+        )
+    if found.required_torch is not None:
+        if not Requirement(f"torch{found.required_torch}").specifier.contains(own.public, prereleases=True):
+            raise DeviceError(
+                f"{PLUGIN} {found.software} needs torch{found.required_torch}, not torch {found.torch}: "
+                "use the two of one Habana image"
+            )
+        return
+    if release not in _TORCH:
+        log.warning("Habana software newer than those that were tested", version=found.software, tested=known)
+        return
+    if torch_release not in _TORCH[release]:
+        wanted = " or ".join(_text(each) for each in _TORCH[release])
+        raise DeviceError(
+            f"Habana software {found.software} goes with torch {wanted}, not torch {found.torch}: "
+            "use Habana's own torch, which pip must not replace"
+        )
+
+
+def _version(text: str, name: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        # The vendor's local parts are not always valid: 2.9.0+hpu_1.23.0-695.git7f3ac21.
+        pass
+    try:
+        return Version(text.partition("+")[0])
+    except InvalidVersion:
+        raise DeviceError(f"{name} has the version {text!r}, which cannot be read: reinstall it") from None
+
+
+def _required_torch(requirements: list[str]) -> str | None:
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.name == "torch" and requirement.specifier and requirement.marker is None:
+            return str(requirement.specifier)
+    return None
+
+
+def _text(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
 
 
 class Event(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,25 +11,116 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from catenary.gaudi import needs_float32_scores
-from services.engine.device.base import Device, Forward, Function
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.hpu import kernels
-from services.engine.device.hpu.attention_decode import attend_decode
-from services.engine.device.hpu.attention_prefill import attend_prefill
-from services.engine.device.hpu.bridge import Bridge
-from services.engine.device.hpu.buffers import PersistentBuffers
+from catenary.telemetry import get_logger
+from services.engine.device.attention import NO_FEATURES, AttentionFeatures
+from services.engine.device.base import (
+    DTYPES,
+    Device,
+    DeviceError,
+    ExecutionMode,
+    FinishedCopy,
+    Forward,
+    Function,
+    HostCopy,
+)
+from services.engine.device.hpu.attention import attend_decode, attend_prefill
+from services.engine.device.hpu.bridge import Bridge, HpuModule, Metric, MetricsModule
 from services.engine.device.hpu.copies import EventCopy, PinnedMemory
-from services.engine.device.hpu.dtypes import DtypeChoice
-from services.engine.device.hpu.execution import execution_for
-from services.engine.device.hpu.memory import hbm_figures, measure_hbm, says_full
-from services.engine.device.hpu.probing import Kernels, for_model
-from services.engine.device.hpu.properties import HpuProperties
-from services.engine.device.hpu.settings import HpuSettings
-from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetrics
+from services.engine.device.hpu.execution import PersistentBuffers, execution_for
+from services.engine.device.hpu.kernels import Kernels, experts, for_model, rms_norm, rotate
+from services.engine.device.hpu.settings import HpuProperties, HpuSettings, StepLog
 from services.engine.device.memory import MemoryFigures, MemoryUse
-from services.engine.device.modes import ExecutionMode
 from services.engine.device.profiling import Event, torch_activities
-from services.engine.device.work import FinishedCopy, HostCopy
+
+# Messages of the bridge when a tensor or a workspace of a recipe finds no room: "MODULE:PT_DEVMEM Allocation
+# failed for size::234881024 (224)MB", "MODULE:SYNHELPER workspace Allocation of size ::14493510400 failed!"
+# (optimum-habana issue 1469, Model-References issue 10).
+_FULL = ("allocation failed for size", "workspace allocation of size", "out of memory")
+
+
+def hbm_figures(hpu: HpuModule) -> MemoryFigures:
+    """Total and free HBM: the process holds the whole card, so all that is free is its own."""
+    free, total = hpu.mem_get_info()
+    return MemoryFigures(total=total, free=free)
+
+
+def measure_hbm(hpu: HpuModule, flush: Callable[[], None], work: Callable[[], object]) -> MemoryUse:
+    """Runs `work` to its end on the device. Returns the bytes that it kept, and its peak."""
+    flush()
+    hpu.synchronize()
+    hpu.reset_peak_memory_stats()
+    before = hpu.memory_allocated()
+    work()
+    flush()
+    hpu.synchronize()
+    kept, peak = hpu.memory_allocated() - before, hpu.max_memory_allocated() - before
+    return MemoryUse(kept=max(0, kept), peak=max(0, peak))
+
+
+def says_full(error: BaseException) -> bool:
+    """Whether an error of the bridge means that HBM is full."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _FULL)
+
+
+log = get_logger(__name__)
+
+COMPILATIONS = "graph_compilation"
+FALLBACKS = "cpu_fallback"
+
+
+class StepMetrics:
+    """Logs what each step compiled and what of it ran on the CPU, as far as the settings ask for it."""
+
+    def __init__(self, metrics: MetricsModule, compilations: StepLog, fallbacks: StepLog) -> None:
+        self._metrics = metrics
+        self._wanted = {COMPILATIONS: compilations, FALLBACKS: fallbacks}
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around the device's part of a step."""
+        wanted = [name for name, which in self._wanted.items() if which is not StepLog.OFF]
+        with ExitStack() as stack:
+            metrics = {name: stack.enter_context(self._metrics.metric_localcontext(name)) for name in wanted}
+            yield
+        for name, metric in metrics.items():
+            self._report(name, metric, number)
+
+    def _report(self, name: str, metric: Metric, number: int) -> None:
+        values = dict(metric.stats())
+        count = values["TotalNumber"]
+        if not count and self._wanted[name] is not StepLog.ALL:
+            return
+        if name == COMPILATIONS:
+            log.info("graph compilations of a step", step=number, count=count, time=values["TotalTime"])
+        else:
+            log.info("CPU fallbacks of a step", step=number, count=count, ops=values["FallbackOps"])
+
+
+class DtypeChoice:
+    """Chooses, and logs once for each change."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def choose(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        """bfloat16 but for an explicit float32. Raises DeviceError for an unknown dtype."""
+        if requested != "auto" and requested not in DTYPES:
+            raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
+        if requested == "float32":
+            self._say("float32 was asked for: an HPU is several times as fast in bfloat16")
+            return torch.float32
+        if requested == "float16":
+            self._say("an HPU computes in bfloat16 what was asked for in float16")
+        elif requested == "auto" and checkpoint not in (None, torch.bfloat16):
+            name = str(checkpoint).removeprefix("torch.")
+            self._say(f"a checkpoint in {name} runs in bfloat16 on an HPU: dtype float32 keeps its precision")
+        return torch.bfloat16
+
+    def _say(self, text: str) -> None:
+        if not self._said:
+            self._said = True
+            log.warning(text)
 
 
 class HpuDevice(Device):
@@ -197,10 +288,10 @@ class HpuDevice(Device):
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False
     ) -> torch.Tensor:
-        return kernels.rms_norm(self.kernels, x, weight, eps, unit_offset=unit_offset)
+        return rms_norm(self.kernels, x, weight, eps, unit_offset=unit_offset)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return kernels.rotate(self.kernels, x, cos, sin)
+        return rotate(self.kernels, x, cos, sin)
 
     def experts(
         self,
@@ -211,4 +302,4 @@ class HpuDevice(Device):
         down: torch.Tensor,
         activation: str,
     ) -> torch.Tensor:
-        return kernels.experts(self.kernels, x, weights, ids, gate_up, down, activation)
+        return experts(self.kernels, x, weights, ids, gate_up, down, activation)

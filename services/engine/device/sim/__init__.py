@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from services.engine.device.sim.card import Card, card, reset
-from services.engine.device.sim.errors import SimError
 from services.engine.device.sim.habana import hpu
 from services.engine.device.sim.habana.package import install_package
 from services.engine.device.sim.registration import register
-from services.engine.device.sim.settings import SimSettings
+from services.engine.device.sim.settings import SimError, SimSettings
 from services.engine.device.sim.tensor import SimTensor
 
 __all__ = ["Card", "SimError", "SimSettings", "SimTensor", "card", "install", "reset"]

@@ -6,29 +6,176 @@ waits for the host, what cannot be done, and how much memory there is.
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
 
 import torch
 
-from services.engine.device.sim.compile_only import without_launch
-from services.engine.device.sim.copies import HostCopies
-from services.engine.device.sim.costs import compile_seconds, elements_of
-from services.engine.device.sim.counters import Counters
-from services.engine.device.sim.errors import SimError
-from services.engine.device.sim.fused import provide
-from services.engine.device.sim.lazy import Collected
-from services.engine.device.sim.memory import Hbm
-from services.engine.device.sim.modules import acquire, visible_modules
-from services.engine.device.sim.operations import Operation, describe
+from services.engine.device.sim.compile_only import HostCopies, without_launch
+from services.engine.device.sim.fused.library import provide
+from services.engine.device.sim.operations import (
+    Operation,
+    Results,
+    check_capture,
+    depends_on_data,
+    describe,
+    falls_back,
+    goes_to_host,
+)
 from services.engine.device.sim.recipes import open_cache
-from services.engine.device.sim.results import Results
-from services.engine.device.sim.rules import check_capture, depends_on_data, falls_back, goes_to_host
-from services.engine.device.sim.settings import SimSettings
-from services.engine.device.sim.tensor import DEVICE, SimTensor, send_operations_to
-from services.engine.device.sim.unwrapping import Call, unwrap
+from services.engine.device.sim.settings import SimError, SimSettings, acquire_failed
+from services.engine.device.sim.tensor import DEVICE, Call, Hbm, SimTensor, send_operations_to, unwrap
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the card was reset. Seconds are virtual.
+
+    fallback_ops: times by operation. recipe_hits, recipe_misses: of the recipe cache on disk.
+    host_reads: results that went to the host. waits: those of them for which the host stood still until the
+    device had caught up: all but copies that do not wait. blocking_uploads: copies from the host that it
+    waited for. open_uploads: copies from the host into a recipe of lazy mode that was not flushed before,
+    which is then another recipe than without what came before.
+    """
+
+    compilations: int = 0
+    compile_seconds: float = 0.0
+    fallbacks: int = 0
+    fallback_ops: Counter[str] = field(default_factory=Counter)
+    recipe_hits: int = 0
+    recipe_misses: int = 0
+    mark_steps: int = 0
+    host_reads: int = 0
+    waits: int = 0
+    blocking_uploads: int = 0
+    open_uploads: int = 0
+    operations: int = 0
+    captures: int = 0
+    replays: int = 0
+    backend_compilations: int = 0
+
+
+# Seconds for each operation of a recipe, of which a decoder of 32 layers has about 1,500; and for each
+# element of the tensors that they read: an 8B model's decode takes 23 s so, a prefill of 2,048 tokens 35 s.
+SECONDS_PER_OPERATION: Final = 0.01
+SECONDS_PER_ELEMENT: Final = 1e-9
+# Loading a cached recipe (gaudi-facts.md 2.4: 504 to 34 s, 66 to 23 s).
+CACHED_SHARE: Final = 0.1
+
+
+def compile_seconds(operations: int, elements: int, *, recipe_s: float, cached: bool) -> float:
+    """Virtual seconds for a recipe of so many operations that read so many elements."""
+    seconds = recipe_s + operations * SECONDS_PER_OPERATION + elements * SECONDS_PER_ELEMENT
+    return seconds * CACHED_SHARE if cached else seconds
+
+
+def elements_of(recipe: Any) -> int:
+    """The elements of all shapes in a recipe's key."""
+    if isinstance(recipe, torch.Size):
+        return math.prod(recipe)
+    if isinstance(recipe, tuple):
+        return sum(map(elements_of, recipe))
+    return 0
+
+
+def visible_modules(environment: Mapping[str, str], settings: SimSettings) -> list[int]:
+    """The modules that this process may take: HLS_MODULE_ID, else HABANA_VISIBLE_MODULES, else all.
+
+    Raises SimError for one that the host does not have.
+    """
+    text = environment.get("HLS_MODULE_ID") or environment.get("HABANA_VISIBLE_MODULES")
+    if not text or text == "all":
+        return list(range(settings.modules))
+    modules = text.split(",")
+    for module in modules:
+        if not module.isdecimal() or int(module) >= settings.modules:
+            raise acquire_failed(f"no module {module!r}")
+    return [int(module) for module in modules]
+
+
+def acquire(settings: SimSettings, environment: Mapping[str, str]) -> TextIO:
+    """Takes a module for the life of this process, as the bridge does at the first touch of the device.
+
+    It is the first of the visible ones that no other process has.
+    """
+    if not settings.driver:
+        raise acquire_failed("no driver is loaded")
+    modules = visible_modules(environment, settings)
+    for module in modules:
+        file = _lock_file(settings.lock_directory / f"catenary-sim-{os.getuid()}-module-{module}.lock")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+        else:
+            return file
+    raise acquire_failed(f"module id {','.join(map(str, modules))}")
+
+
+def _lock_file(path: Path) -> TextIO:
+    """Opens or makes it. Raises SimError if it is not this user's: others can guess its name."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise acquire_failed(f"{path}: {error.strerror}") from None
+    if os.fstat(descriptor).st_uid != os.getuid():
+        os.close(descriptor)
+        raise acquire_failed(f"{path} is another user's")
+    return os.fdopen(descriptor, "r+")
+
+
+Recipe = tuple[Any, ...]
+
+
+class Collected:
+    """The open recipe: for each operation its signature, and which of the recipe's results it reads.
+
+    Two steps with the same operations on the same shapes are one recipe, whatever the tensors are.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[int] = []
+        self._numbers: dict[Recipe, int] = {}
+        self._signatures: list[Recipe] = []
+        # 0 marks tensors that no operation of lazy mode made.
+        self._generation = 1
+
+    def add(self, operation: Operation, call: Call, outputs: Any) -> None:
+        """One more operation with what it made or changed."""
+        generation = self._generation
+        sources = tuple([made[1] if (made := one.made)[0] == generation else -1 for one in call.tensors])
+        signature = (operation.vendor, call.signature(), sources)
+        number = self._numbers.get(signature)
+        if number is None:
+            number = self._numbers[signature] = len(self._signatures)
+            self._signatures.append(signature)
+        self._operations.append(number)
+        made = (generation, len(self._operations))
+        for tensor in outputs if isinstance(outputs, (list, tuple)) else (outputs,):
+            if isinstance(tensor, SimTensor):
+                tensor.made = made
+
+    def __len__(self) -> int:
+        """Operations since the last flush."""
+        return len(self._operations)
+
+    def take(self) -> tuple[int, ...]:
+        """Closes the recipe and opens the next one. Returns the operations by number."""
+        self._generation += 1
+        taken, self._operations = tuple(self._operations), []
+        return taken
+
+    def written_out(self, recipe: tuple[int, ...]) -> Recipe:
+        """The recipe as another process would know it."""
+        return tuple(self._signatures[number] for number in recipe)
+
 
 _TRUE = ("1", "true", "True")
 

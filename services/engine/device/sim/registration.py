@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 from services.engine.device.base import DeviceError
 from services.engine.device.sim.card import card
 from services.engine.device.sim.compile_only import spoil
-from services.engine.device.sim.errors import host_copy_in_capture
+from services.engine.device.sim.settings import host_copy_in_capture
 from services.engine.device.sim.tensor import DEVICE, SimTensor
 
 # A Library takes its operations away when it is collected.

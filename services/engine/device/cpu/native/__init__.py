@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from services.engine.device.cpu.native.building import build
-from services.engine.device.cpu.native.compiler import BuildError, find_compiler
-from services.engine.device.cpu.native.levels import LEVELS, Level, best_level, levels_here
+from services.engine.device.cpu.native.building import (
+    LEVELS,
+    BuildError,
+    Level,
+    best_level,
+    build,
+    find_compiler,
+    levels_here,
+)
 from services.engine.device.cpu.native.library import Library, open_library
 
 __all__ = [

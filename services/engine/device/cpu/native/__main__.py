@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.engine.device.cpu.native.building import build
-from services.engine.device.cpu.native.compiler import BuildError
-from services.engine.device.cpu.native.kept import kernel_directory
-from services.engine.device.cpu.native.levels import best_level, levels_of_this_architecture
+from services.engine.device.cpu.native.building import (
+    BuildError,
+    best_level,
+    build,
+    kernel_directory,
+    levels_of_this_architecture,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.engine.device.cpu.native.building import build
-from services.engine.device.cpu.native.compiler import COMPILE_S, BuildError
-from services.engine.device.cpu.native.kept import kernel_directory
-from services.engine.device.cpu.native.levels import Level, best_level
+from services.engine.device.cpu.native.building import (
+    COMPILE_S,
+    BuildError,
+    Level,
+    best_level,
+    build,
+    kernel_directory,
+)
 
 # What ctypes calls a type of an argument or a result; None is void.
 CType = Any

@@ -13,7 +13,7 @@ import torch
 
 from services.engine.device.cpu.native.library import Library
 from services.engine.device.cpu.structures import Linear, Operand, WeightKind
-from services.engine.device.cpu.team import Team
+from services.engine.device.cpu.threads import Team
 
 
 class Way(IntEnum):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from services.engine.device.sim.graphs.callables import make_graphed_callables
 from services.engine.device.sim.graphs.graph import GraphError, HPUGraph, graph
-from services.engine.device.sim.graphs.key import extract_tensors, input_hash
-from services.engine.device.sim.graphs.wrap import wrap_in_hpu_graph, wrap_in_hpu_graph_func
+from services.engine.device.sim.graphs.wrap import (
+    extract_tensors,
+    input_hash,
+    make_graphed_callables,
+    wrap_in_hpu_graph,
+    wrap_in_hpu_graph_func,
+)
 
 __all__ = [
     "GraphError",

@@ -1,19 +1,212 @@
-"""`HPUGraph`: device work that was captured once and can be replayed (gaudi-facts.md 4.2)."""
+"""`HPUGraph`: device work that was captured once and can be replayed, and what a capture records."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from services.engine.device.sim.card import Card, card
 from services.engine.device.sim.compile_only import spoil
-from services.engine.device.sim.graphs.program import Program
-from services.engine.device.sim.memory import Block
-from services.engine.device.sim.tensor import SimTensor
+from services.engine.device.sim.settings import view_update_in_capture
+from services.engine.device.sim.tensor import DEVICE, Block, SimTensor, unwrap
+
+# Products with a model's weights; those of attention are batches of products.
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Stands for a tensor that an earlier step of the program makes."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Stands for a user input that each replay brings anew."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation. Among the arguments, tensors are `Made`, `Given`, or captured ones as they are."""
+
+    operation: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    results: tuple[int | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """The steps of one capture. Replaying runs them again: no Python of the forward does.
+
+    recipes: what is compiled, by the steps between two flushes. made_bytes: of new tensors, and product_bytes
+    of those that are products with weights. used_inputs: which of the given ones the steps read or write.
+
+    A replay makes the intermediate tensors anew and frees them at its end; in-place operations act on what
+    was captured; results that somebody still holds get the new values. That is what is seen of a graph whose
+    tensors all stay where they were captured.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    recipes: list[tuple[Any, ...]] = field(default_factory=list)
+    made_bytes: int = 0
+    product_bytes: int = 0
+    used_inputs: frozenset[int] = frozenset()
+    _made: int = 0
+    _open: list[Any] = field(default_factory=list)
+    _first: int = 0
+    _index: dict[int, tuple[weakref.ref[SimTensor], Made | Given]] = field(default_factory=dict)
+    _held: dict[int, weakref.ref[SimTensor]] = field(default_factory=dict)
+    _own: set[int] = field(default_factory=set)
+    _inputs: set[int] = field(default_factory=set)
+    _written: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def give(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Makes these tensors inputs that each replay replaces. Before the first step."""
+        for index, tensor in enumerate(inputs):
+            if isinstance(tensor, SimTensor):
+                self._index[id(tensor)] = (weakref.ref(tensor), Given(index))
+                self._inputs.add(_storage(tensor))
+
+    def record(self, operation: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        """Adds a step. Arguments and outputs are the device's tensors. Raises SimError for views' updates."""
+        arguments = tree_map_only(SimTensor, self._reference, args)
+        keywords = tree_map_only(SimTensor, self._reference, kwargs)
+        read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, SimTensor)]
+        before = self.made_bytes
+        results = tuple(self._result(item, read) for item in tree_flatten(outputs)[0])
+        if operation in _PRODUCTS:
+            self.product_bytes += self.made_bytes - before
+        for tensor in _written(operation, args, kwargs):
+            if _storage(tensor) in self._own:
+                continue
+            # The inputs are older than the capture as well, even if each replay brings others.
+            if tensor.derived:
+                raise view_update_in_capture(str(operation))
+            if _storage(tensor) not in self._inputs:
+                self._written[_storage(tensor)] = tensor.raw
+        self.steps.append(Step(operation, tuple(arguments), dict(keywords), results))
+        sources = tuple(self._source(tensor) for tensor in read)
+        self._open.append((str(operation), unwrap(args, kwargs).signature(), sources))
+
+    def mark_step(self) -> None:
+        """Ends a recipe: the steps until here are one, those that follow another."""
+        if self._open:
+            self.recipes.append(tuple(self._open))
+            self._open = []
+            self._first = self._made
+
+    def _source(self, tensor: SimTensor) -> int:
+        """Which result of the open recipe this is, -1 for none: so that equal layers are one recipe."""
+        reference = self._reference(tensor)
+        made = isinstance(reference, Made) and reference.index >= self._first
+        return reference.index - self._first if made else -1
+
+    def _reference(self, tensor: SimTensor) -> Any:
+        known = self._index.get(id(tensor))
+        # An address can be that of a tensor that is gone.
+        return known[1] if known is not None and known[0]() is tensor else tensor
+
+    def _result(self, tensor: Any, read: Sequence[SimTensor]) -> int | None:
+        """Numbers a new tensor; None for what an operation changed in place and for what is no tensor."""
+        if not isinstance(tensor, SimTensor) or any(tensor.raw is other.raw for other in read):
+            return None
+        index = self._made
+        self._made += 1
+        reference = weakref.ref(tensor)
+        self._index[id(tensor)] = (reference, Made(index))
+        self._held[index] = reference
+        if all(_storage(tensor) != _storage(other) for other in read):
+            self._own.add(_storage(tensor))
+            self.made_bytes += tensor.raw.untyped_storage().nbytes()
+        return index
+
+    def end(self) -> None:
+        """Ends the last recipe, and forgets what only the capture needed."""
+        self.mark_step()
+        leaves = (leaf for step in self.steps for leaf in tree_flatten((step.arguments, step.keywords))[0])
+        self.used_inputs = frozenset(leaf.index for leaf in leaves if isinstance(leaf, Given))
+        self._index.clear()
+        self._held = {index: ref for index, ref in self._held.items() if ref() is not None}
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Keeps these tensors alone. Returns the host tensors that somebody may still look at in vain.
+
+        They are results that were not named, results that are a view of part of something that is freed, and
+        captured tensors that are neither named nor given but were written.
+        """
+        named = {id(tensor) for tensor in tensors}
+        lost = []
+        for index, reference in tuple(self._held.items()):
+            tensor = reference()
+            if tensor is None or id(tensor) not in named or _is_part(tensor.raw):
+                del self._held[index]
+                if tensor is not None:
+                    lost.append(tensor.raw)
+        storages = {_storage(tensor) for tensor in tensors if isinstance(tensor, SimTensor)}
+        lost.extend(raw for storage, raw in self._written.items() if storage not in storages)
+        self._written.clear()
+        return lost
+
+    def replay(self, device: Card, inputs: Sequence[torch.Tensor] = ()) -> None:
+        """Runs the steps; `inputs` are the host tensors for the given ones."""
+        made: dict[int, torch.Tensor] = {}
+        for step in self.steps:
+            arguments = [_host(value, made, inputs) for value in step.arguments]
+            keywords = {name: _host(value, made, inputs) for name, value in step.keywords.items()}
+            results = device.compute(step.operation, arguments, keywords)
+            several = results if isinstance(results, (list, tuple)) else (results,)
+            for index, result in zip(step.results, several, strict=True):
+                if index is not None:
+                    device.narrow(result)
+                    made[index] = result
+        for index, reference in self._held.items():
+            tensor = reference()
+            if tensor is not None:
+                tensor.raw.copy_(made[index])
+
+
+def _host(value: Any, made: dict[int, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+    """An argument of a step with the host's tensors in it."""
+    if isinstance(value, SimTensor):
+        return value.raw
+    if isinstance(value, Made):
+        return made[value.index]
+    if isinstance(value, Given):
+        return inputs[value.index]
+    if isinstance(value, (list, tuple)):
+        return [_host(item, made, inputs) for item in value]
+    if isinstance(value, torch.device) and value.type == DEVICE:
+        return torch.device("cpu")
+    return value
+
+
+def _is_part(raw: torch.Tensor) -> bool:
+    return raw.untyped_storage().nbytes() != raw.numel() * raw.itemsize
+
+
+def _storage(tensor: SimTensor) -> int:
+    return tensor.raw.untyped_storage().data_ptr()
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> list[SimTensor]:
+    found: list[SimTensor] = []
+    for index, argument in enumerate(operation._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.extend(leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, SimTensor))
+    return found
+
 
 # What a graph takes: for itself, a share of what its products with weights give, and with a tensor cache a
 # share of all its intermediate tensors. gaudi-facts.md 2.3 has 15 prefill graphs of an 8B model in 14.03

@@ -1,17 +1,79 @@
-"""`wrap_in_hpu_graph`: captures a module's forward once per key, then replays it (gaudi-facts.md 4.2)."""
+"""`wrap_in_hpu_graph` and `make_graphed_callables`: captures of a module by key, then replays."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from services.engine.device.sim.graphs.graph import HPUGraph
-from services.engine.device.sim.graphs.key import copy_to, extract_tensors, input_hash, tensors_of
+from services.engine.device.sim.graphs.graph import GraphError, HPUGraph
+
+
+def input_hash(value: Any, autocast: bool = False) -> int:
+    """The key of a call's (args, kwargs): tensors by shape and view, everything else by value.
+
+    Neither a tensor's dtype nor its device is in it. A number that changes from call to call therefore gives
+    a new key, and with it a new graph, each time. It is a plain hash: collisions go unnoticed.
+    """
+    if isinstance(value, dict):
+        return input_hash(tuple(value.items()), autocast)
+    if isinstance(value, list) or (isinstance(value, tuple) and not isinstance(value, torch.Size)):
+        return hash((tuple(input_hash(item, autocast) for item in value), autocast))
+    if isinstance(value, torch.Tensor):
+        return hash((value.shape, view_hash(value), autocast))
+    if isinstance(value, collections.UserDict):
+        return hash(tuple((key, tuple(item)) for key, item in value.items()))
+    return hash((value, autocast))
+
+
+def view_hash(tensor: torch.Tensor) -> int:
+    """0 for a tensor that is nobody's view, else of where its elements lie in the viewed one."""
+    if tensor.is_contiguous() and tensor.storage_offset() == 0:
+        return 0
+    return hash((tensor.stride(), tensor.storage_offset()))
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts, in their order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def extract_tensors(value: Any) -> list[torch.Tensor]:
+    """The same, and those that an object has as attributes."""
+    if isinstance(value, (torch.Tensor, dict, list, tuple)):
+        return tensors_of(value)
+    return [tensor for item in getattr(value, "__dict__", {}).values() for tensor in extract_tensors(item)]
+
+
+def copy_to(target: Any, source: Any) -> None:
+    """Copies a call's tensors into those that were captured; everything else stays as captured.
+
+    The types must agree, level by level, as they do under equal keys. Raises RuntimeError.
+    """
+    if type(target) is not type(source):
+        raise RuntimeError(
+            f"a graph captured {type(target).__name__} where it now gets {type(source).__name__}"
+        )
+    if isinstance(target, dict):
+        for key in target:
+            copy_to(target[key], source[key])
+    elif isinstance(target, (list, tuple)) and not isinstance(target, torch.Size):
+        for into, from_ in zip(target, source, strict=True):
+            copy_to(into, from_)
+    elif isinstance(target, torch.Tensor) and target is not source:
+        target.copy_(source, non_blocking=True)
+
 
 Function = Callable[..., Any]
 _TENSOR_CACHE_OFF = "PT_HPUGRAPH_DISABLE_TENSOR_CACHE"
@@ -144,3 +206,58 @@ def wrap_in_hpu_graph_func(
         return wrapped(*args, **kwargs)
 
     return forward
+
+
+def make_graphed_callables(
+    callables: Function | tuple[Function, ...],
+    sample_args: Any,
+    warmups: int = 0,
+    allow_unused_input: bool = False,
+    asynchronous: bool = False,
+    disable_tensor_cache: bool = False,
+    dry_run: bool = False,
+) -> Any:
+    """Captures each function at once, with its own tuple of sample tensors, and returns what replays it.
+
+    A single function may be given instead of tuples. The results are the captured tensors, which the next
+    call overwrites. A module's `forward` is replaced. Gradients are not captured here, so `warmups` and
+    `allow_unused_input` must stay as they are. Raises GraphError.
+    """
+    if warmups or allow_unused_input:
+        raise GraphError("the simulator's graphed callables have no gradients, which these arguments are for")
+    single = not isinstance(callables, tuple)
+    functions = (callables,) if not isinstance(callables, tuple) else callables
+    samples = (sample_args,) if single else sample_args
+    made = [
+        _graphed(function, args, asynchronous, disable_tensor_cache, dry_run)
+        for function, args in zip(functions, samples, strict=True)
+    ]
+    return made[0] if single else tuple(made)
+
+
+def _graphed(
+    function: Function, args: Sequence[Any], asynchronous: bool, without_cache: bool, dry_run: bool
+) -> Function:
+    if not all(isinstance(arg, torch.Tensor) for arg in args):
+        raise GraphError("sample_args for each callable must be a tuple of Tensors")
+    captured = HPUGraph()
+    with captured.capturing(dry_run or without_cache):
+        if without_cache:
+            captured.mark_user_inputs(args)
+        outputs = function(*args)
+    matched = captured.get_user_input_match_indices()
+
+    def replay(*given: torch.Tensor) -> Any:
+        for index, (own, new) in enumerate(zip(args, given, strict=True)):
+            if index not in matched:
+                own.copy_(new)
+        if without_cache:
+            captured.replayV3(given, asynchronous)
+        else:
+            captured.replay(asynchronous)
+        return outputs
+
+    if isinstance(function, torch.nn.Module):
+        function.forward = replay
+        return function
+    return replay

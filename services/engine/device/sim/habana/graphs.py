@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from services.engine.device.sim import graphs
+import services.engine.device.sim.graphs as captures
 from services.engine.device.sim.card import card
 
 NAMES: Final = (
@@ -20,5 +20,5 @@ NAMES: Final = (
 
 def __getattr__(name: str) -> Any:
     if name in NAMES and card().lazy:
-        return getattr(graphs, name)
+        return getattr(captures, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: are you in lazy mode?")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from services.engine.device.sim.card import card
-from services.engine.device.sim.errors import SimError
 from services.engine.device.sim.habana import graphs
+from services.engine.device.sim.settings import SimError
 
 
 def is_available() -> bool:

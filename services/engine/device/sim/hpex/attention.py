@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.engine.device.sim.fused import Window
+from services.engine.device.sim.fused.kernels import Window
 
 
 def _forward(

@@ -1,21 +1,73 @@
-"""The CUDA device."""
+"""NVIDIA GPUs: CUDA graphs for each bucket and torch's fused attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from services.engine.device.base import DTYPES, DeviceError, Forward
-from services.engine.device.cuda.copies import PinnedCopy
-from services.engine.device.cuda.graphs import CudaGraphs
+from services.engine.device.base import DTYPES, DeviceError, ExecutionMode, Forward, HostCopy
 from services.engine.device.inductor import InductorDevice, allow_many_shapes
 from services.engine.device.memory import MemoryFigures, MemoryUse
-from services.engine.device.modes import ExecutionMode
 from services.engine.device.profiling import Event, torch_activities
-from services.engine.device.work import HostCopy
+
+
+class PinnedCopy:
+    """A copy into pinned memory, begun in the order of the current stream."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record()
+
+    def wait(self) -> torch.Tensor:
+        """The tensor on the host, once all of it is there."""
+        self._done.synchronize()
+        return self._host
+
+
+# cuBLAS and others allocate and choose kernels in their first calls, which a capture may not do.
+_RUNS_BEFORE_CAPTURE = 2
+
+
+class CudaGraphs:
+    """Captures forwards. One graph runs at a time, so their intermediate results share memory."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+        self.replays = 0
+        self._pool: Any = None
+
+    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
+        """Implements `Device.capture`."""
+        inputs = [tensor.clone() for tensor in tensors]
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_RUNS_BEFORE_CAPTURE):
+                forward(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the GPU, as a profiler does; thread_local lets them.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = forward(*inputs)
+        if self._pool is None:
+            self._pool = graph.pool()
+        self.captures += 1
+
+        def replay(*given: torch.Tensor) -> Any:
+            for held, tensor in zip(inputs, given, strict=True):
+                held.copy_(tensor, non_blocking=True)
+            graph.replay()
+            self.replays += 1
+            # Held by this closure, so that no later capture takes their memory.
+            return outputs
+
+        return replay
 
 
 class CudaDevice(InductorDevice):

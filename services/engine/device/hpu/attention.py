@@ -1,4 +1,11 @@
-"""Flat paged attention of a decode: dense, in shapes that are known beforehand.
+"""Attention on an HPU: FusedSDPA for a prefill, whole or in slices; flat and dense for a decode.
+
+Source: docs/gaudi-facts.md 3.4. The kernel gives for each query its result, the largest score m and the
+reciprocal of the sum of exponentials; two slices a and b merge with m = max(m_a, m_b) and
+l_i = sum_i * exp(m_i - m) into (l_a * out_a + l_b * out_b) / (l_a + l_b).
+
+Source: gaudi-facts.md 3.4 and 4.5. Without a mask the kernel knows which rows are padded and skips them; with
+a mask it may know neither that nor causality.
 
 Rows and their blocks are joined by products with a one-hot matrix, which the matrix engine does, in place of
 gathers and scatters. Source: docs/gaudi-facts.md 3.3, with two differences. A sink counts once for a row, not
@@ -9,13 +16,179 @@ put back into the row that it belongs to: a row's result owes nothing to its nei
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from services.engine.device.features import AttentionFeatures
-from services.engine.device.flat import HIDDEN
-from services.engine.device.hpu.probing import Kernels
-from services.engine.device.hpu.settings import Softmax
+from services.engine.device.attention import HIDDEN, AttentionFeatures, explicit_prefill
+from services.engine.device.hpu.kernels import Kernels
+from services.engine.device.hpu.settings import AttentionSettings, Softmax
+
+_Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def sliced_prefill(
+    kernel: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    mode: str,
+    chunk: int,
+) -> torch.Tensor:
+    """query [B, heads, Q, d]; key and value [B, kv_heads, K, d], K > Q; mask bool [B, 1, Q, K].
+
+    Slices have `chunk` queries and keys. Query i looks no further than key K - Q + i, so that slices of
+    keys behind all of a slice's queries are left out. Returns [B, heads, Q, d].
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    grouped = kv_heads not in (1, heads)
+    if grouped:
+        query = query.reshape(query.shape[0], kv_heads, heads // kv_heads, *query.shape[2:])
+        key, value, mask = key.unsqueeze(2), value.unsqueeze(2), mask.unsqueeze(2)
+    queries, context = query.shape[-2], key.shape[-2] - query.shape[-2]
+    parts = []
+    for first in range(0, queries, chunk):
+        last = min(first + chunk, queries)
+        merged: _Part | None = None
+        for start in range(0, context + last, chunk):
+            end = min(start + chunk, context + last)
+            part = _slice(
+                kernel,
+                # The kernel reads whole rows one after the other.
+                query[..., first:last, :].contiguous(),
+                key[..., start:end, :].contiguous(),
+                value[..., start:end, :].contiguous(),
+                additive_mask(mask[..., first:last, start:end], query.dtype),
+                scale,
+                mode,
+            )
+            merged = part if merged is None else _merge(merged, part)
+        if merged is not None:
+            parts.append(merged[0].to(query.dtype))
+    out = torch.cat(parts, dim=-2)
+    return out.flatten(1, 2) if grouped else out
+
+
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zero where the bool mask lets a query look, elsewhere far below any score.
+
+    Finite, so that a query that sees nothing of a slice is still a number there.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, HIDDEN)
+
+
+def _slice(
+    kernel: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    mode: str,
+) -> _Part:
+    """The result, the largest scores and the sums of one slice, float32."""
+    # Only as if for a gradient does the kernel give the statistics of its softmax.
+    causal, statistics, dropout = False, True, 0.0
+    found = kernel(query, key, value, mask, dropout, scale, causal, statistics, mode.lower(), None, "right")
+    out, highest, reciprocal = (tensor.float() for tensor in found[:3])
+    return out, highest, 1.0 / reciprocal
+
+
+def _merge(left: _Part, right: _Part) -> _Part:
+    highest = torch.maximum(left[1], right[1])
+    first = left[2] * torch.exp(left[1] - highest)
+    second = right[2] * torch.exp(right[1] - highest)
+    total = first + second
+    return left[0] * (first / total) + right[0] * (second / total), highest, total
+
+
+def attend_prefill(
+    kernels: Kernels,
+    settings: AttentionSettings,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    features: AttentionFeatures,
+    lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    """Implements `Device.attend_prefill`."""
+    if not _fusible(kernels, mask, features):
+        return explicit_prefill(query, key, value, mask, scale, features)
+    mode = softmax_mode(settings, query.dtype)
+    # The kernel is tried with values as wide as keys alone.
+    dim, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
+    wide = pad(value, (0, missing)) if missing else value
+    if mask is not None and features.sinks is None and _long(kernels, settings, query, key):
+        out = sliced_prefill(kernels.sliced_sdpa, query, key, wide, mask, scale, mode, settings.slice_chunk)
+    else:
+        additive = None if mask is None else additive_mask(mask, query.dtype)
+        out = _whole(kernels, query, key, wide, additive, scale, mode, features.sinks, lengths)
+    return out[..., :dim]
+
+
+def softmax_mode(settings: AttentionSettings, dtype: torch.dtype) -> str:
+    """The kernel's softmax; it knows bfloat16 alone in other modes than its own."""
+    if dtype is not torch.bfloat16:
+        return "None"
+    return "fp32" if settings.softmax is Softmax.FP32 else "fast"
+
+
+def _fusible(kernels: Kernels, mask: torch.Tensor | None, features: AttentionFeatures) -> bool:
+    if kernels.sdpa is None or features.softcap is not None:
+        return False
+    if features.sinks is not None and not kernels.sdpa_sinks:
+        return False
+    # Biases of ALiBi grow beyond what bfloat16 can tell apart.
+    return mask is None or mask.dtype is torch.bool
+
+
+def _long(kernels: Kernels, settings: AttentionSettings, query: torch.Tensor, key: torch.Tensor) -> bool:
+    if kernels.sliced_sdpa is None or not settings.slice_from:
+        return False
+    # Without context only the causal mask is needed, and the kernel is faster unsliced.
+    return key.shape[2] > query.shape[2] and key.shape[2] >= settings.slice_from
+
+
+def _whole(
+    kernels: Kernels,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    mode: str,
+    sinks: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    valid = None
+    if mask is None and lengths is not None:
+        # A padded row has no token; one keeps it from dividing nothing by nothing.
+        valid = lengths.clamp_min(1).to(torch.int32)
+    recompute, dropout = True, 0.0
+    arguments: list[Any] = [
+        query,
+        key,
+        value,
+        mask,
+        dropout,
+        mask is None,
+        scale,
+        mode,
+        recompute,
+        valid,
+        "right",
+    ]
+    if sinks is not None:
+        # Neither a dropout mask nor probabilities back, and no window.
+        arguments += [False, False, (-1, -1), sinks]
+    out: torch.Tensor = kernels.sdpa.apply(*arguments)
+    return out
+
 
 # Below any score that a model gives, and near enough to zero to be rounded without harm.
 _LOWEST = -1e9
