@@ -23,7 +23,7 @@ from catenary_apps.cli.drain import DrainConfig
 from catenary_apps.cli.fleet import FleetConfig
 from catenary_apps.doctor import DoctorConfig
 from catenary_apps.migration import tables_markdown
-from catenary_apps.plan import PlanConfig
+from catenary_apps.plan.config import PlanConfig
 from catenary_apps.profile import ProfileConfig
 from catenary_apps.top import TopConfig
 from catenary_apps.up import UpConfig

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from catenary_apps.buckets.config import BucketsConfig
 from catenary_apps.cli.model_sizes import ModelSizes, find_shape, sizes_of
-from catenary_apps.plan import CARDS, kv_bytes_on_card
+from catenary_apps.plan.config import CARDS
+from catenary_apps.plan.planning import kv_bytes_on_card
 from services.engine.bucketing import (
     Bucket,
     BucketLimits,

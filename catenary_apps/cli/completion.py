@@ -19,7 +19,7 @@ Prints a script that completes commands and options. For bash:
 _OPTIONS = {
     "up": "catenary_apps.up:UpConfig",
     "chat": "catenary_apps.cli.chat:ChatConfig",
-    "plan": "catenary_apps.plan:PlanConfig",
+    "plan": "catenary_apps.plan.config:PlanConfig",
     "buckets": "catenary_apps.buckets:BucketsConfig",
     "profile": "catenary_apps.profile:ProfileConfig",
     "bench serve": "catenary_apps.bench:BenchServeConfig",

@@ -40,7 +40,7 @@ Each service also runs alone: python -m gateway, services.router, services.token
 _COMMANDS = {
     "up": "catenary_apps.up:run_up",
     "chat": "catenary_apps.cli.chat:run_chat",
-    "plan": "catenary_apps.plan:run_plan",
+    "plan": "catenary_apps.plan.run:run_plan",
     "buckets": "catenary_apps.buckets:run_buckets",
     "profile": "catenary_apps.profile:run_profile_command",
     "bench": "catenary_apps.bench:run_bench",

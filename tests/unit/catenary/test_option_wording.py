@@ -15,7 +15,7 @@ from catenary_apps.bench import BenchServeConfig, BenchThroughputConfig
 from catenary_apps.buckets import BucketsConfig
 from catenary_apps.cli.chat import ChatConfig
 from catenary_apps.doctor import DoctorConfig
-from catenary_apps.plan import PlanConfig
+from catenary_apps.plan.config import PlanConfig
 from catenary_apps.top import TopConfig
 from catenary_apps.up import UpConfig
 from gateway.config import GatewayConfig

@@ -13,7 +13,7 @@ import pytest
 import catenary_apps.buckets
 from catenary_apps.cli.main import main
 from catenary_apps.doctor.host import Host
-from catenary_apps.plan import run_plan
+from catenary_apps.plan.run import run_plan
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from catenary_apps.cli.main import main
-from catenary_apps.plan import PlanConfig
+from catenary_apps.plan.config import PlanConfig
 from tests.support.llama_config import LLAMA
 
 LOGGED = (

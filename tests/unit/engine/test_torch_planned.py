@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from catenary_apps.plan import PlanConfig
+from catenary_apps.plan.config import PlanConfig
 from catenary_apps.plan.planning import make_plan
 from services.engine.core import startup
 from services.engine.core.sizing import Sizing, size_engine
