@@ -1,7 +1,7 @@
 """How much the bucketing strategies pad on chat traffic: learned on one seed, judged on another.
 
 `learned` gets exactly as many graphs as `exponential` has at its defaults. Steps are those of the engine's
-own scheduler under a simulated clock, at three loads; see services/engine/bucketing/learning.
+own scheduler under a simulated clock, at three loads; see services/engine/learning.
 """
 
 from __future__ import annotations
