@@ -115,13 +115,13 @@ def test_a_tokenizer_that_lacks_address_space_says_so(tmp_path: Path) -> None:
 STARTED_WORKER = """
 import asyncio
 from unittest import mock
-from services.tokenizer.workers import process
+from services.tokenizer.workers import pool
 async def main():
     command = ("/bin/sh", "-c", "exit 1")
-    with mock.patch.object(process, "module_command", lambda module: command):
+    with mock.patch.object(pool, "module_command", lambda module: command):
         try:
-            await process.WorkerProcess.start(b"x")
-        except process.WorkerLost as lost:
+            await pool.WorkerProcess.start(b"x")
+        except pool.WorkerLost as lost:
             print(lost)
 asyncio.run(main())
 """
