@@ -1,23 +1,165 @@
-"""The router's metrics. Every label has a closed set of values, or leaves with the engine that brought it."""
+"""The router's metrics. Every label has a closed set of values, or leaves with the engine that brought it.
+
+Those of placement are read off the receipts at scrape time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from catenary.resume import Cause
 from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import LANE_NAMES, LaneView, RefusedFor
 from services.router.fleet import BreakerState, Engine
-from services.router.handover_metrics import HandoverMetrics
-from services.router.lane_metrics import LaneMetrics
-from services.router.placement_metrics import PlacementMetrics
+from services.router.placement import ReceiptBook
 
 _PREFIX = "catenary_router_"
+
+# All that `count` is called with, and what `handed_over` counts.
+RESULTS = ("begun", "offered", "done", "recomputed", "refused", "failed", "lost")
+
+
+class HandoverMetrics:
+    """Counts the halves as they begin and end."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        halves = Counter(
+            _PREFIX + "handovers",
+            "Prompts given to engines that compute prompts alone (begun), those that were offered on, and "
+            "what came of them: the KV arrived (done), or another engine computed the prompt after all, as "
+            "the KV did not arrive or could not be fetched (recomputed), or the first engine refused it or "
+            "failed, or an engine was lost with either half.",
+            ["result"],
+            registry=registry,
+        )
+        self._results = {name: halves.labels(name) for name in RESULTS}
+        self._tokens = Counter(
+            _PREFIX + "transferred_tokens",
+            "Prompt tokens whose KV went to another engine.",
+            registry=registry,
+        )
+
+    def count(self, result: str) -> None:
+        """One of RESULTS but `done`."""
+        self._results[result].inc()
+
+    def handed_over(self, tokens: int) -> None:
+        """A sequence ended, so many tokens of whose prompt came from another engine."""
+        self._results["done"].inc()
+        self._tokens.inc(tokens)
+
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_CLASS = ["class"]
+
+Views = Callable[[], Sequence[LaneView]]
+
+
+class LaneMetrics:
+    """Waits, as they end; what else there is to know of lanes is read at scrape time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        waits = Histogram(
+            _PREFIX + "queue_wait_seconds",
+            "Seconds that sequences waited for an engine, those that had to wait.",
+            _CLASS,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._waits = [waits.labels(name) for name in LANE_NAMES]
+
+    def waited(self, lane: int, seconds: float) -> None:
+        """A wait of this class ended with an engine."""
+        self._waits[lane].observe(seconds)
+
+    def watch(self, views: Views) -> None:
+        """Expose the lanes."""
+        self._registry.register(_LaneCollector(views))
+
+
+class _LaneCollector(Collector):
+    def __init__(self, views: Views) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[Metric]:
+        lanes = dict(zip(LANE_NAMES, self._views(), strict=True))
+        yield _gauge(
+            "queued", "Sequences that wait for an engine.", lanes, lambda lane: lane.queued_sequences
+        )
+        yield _gauge("queued_tokens", "Tokens of those.", lanes, lambda lane: lane.queued_tokens)
+        yield _gauge("queued_tenants", "Tenants of those.", lanes, lambda lane: lane.tenants)
+        yield _gauge(
+            "oldest_wait_seconds", "Longest wait of what comes next.", lanes, lambda lane: lane.oldest_wait_s
+        )
+        yield _gauge("lane_live", "Sequences that engines have.", lanes, lambda lane: lane.live_sequences)
+        admitted = CounterMetricFamily(
+            _PREFIX + "admitted", "Sequences that were given to an engine.", labels=_CLASS
+        )
+        promoted = CounterMetricFamily(
+            _PREFIX + "promoted", "Sequences that moved up a class as they waited.", labels=_CLASS
+        )
+        turned_away = CounterMetricFamily(
+            _PREFIX + "turned_away",
+            "Sequences that were refused for want of room, by reason.",
+            labels=[*_CLASS, "reason"],
+        )
+        for name, lane in lanes.items():
+            admitted.add_metric([name], lane.counts.admitted)
+            promoted.add_metric([name], lane.counts.promoted)
+            for reason in RefusedFor:
+                turned_away.add_metric([name, reason], lane.counts.refused[reason])
+        yield from (admitted, promoted, turned_away)
+
+
+def _gauge(
+    name: str, text: str, lanes: dict[str, LaneView], value: Callable[[LaneView], float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(_PREFIX + name, text, labels=_CLASS)
+    for label, lane in lanes.items():
+        family.add_metric([label], value(lane))
+    return family
+
+
+class PlacementMetrics:
+    """Results of placements, and how much of the prompts was cached where they went."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def watch(self, receipts: ReceiptBook) -> None:
+        """Expose what was decided."""
+        self._registry.register(_PlacementCollector(receipts))
+
+
+class _PlacementCollector(Collector):
+    def __init__(self, receipts: ReceiptBook) -> None:
+        self._receipts = receipts
+
+    def collect(self) -> Iterator[Metric]:
+        placed = CounterMetricFamily(
+            _PREFIX + "placements",
+            "Sequences given to an engine, by policy and by the reason in the receipt.",
+            labels=["policy", "reason"],
+        )
+        for (policy, reason), count in self._receipts.decisions.items():
+            placed.add_metric([policy, reason], count)
+        yield placed
+        for name, text, tokens in (
+            ("placed_prompt_tokens", "Prompt tokens of those sequences.", self._receipts.prompt_tokens),
+            (
+                "matched_prompt_tokens",
+                "Those of them that were cached on the engine, as far as placement knew.",
+                self._receipts.matched_tokens,
+            ),
+        ):
+            yield CounterMetricFamily(_PREFIX + name, text, value=tokens)
 
 
 class RouterMetrics:

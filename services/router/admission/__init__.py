@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from services.router.admission.admission import Admission, AdmissionLimits
-from services.router.admission.counts import LaneView, RefusedFor
-from services.router.admission.guard import Ledger, LoadGuard
-from services.router.admission.lane import CLASSES, LANE_NAMES, Ticket, lane_of
-from services.router.admission.queue import ModelQueue, QueueOptions
-from services.router.admission.refusal import Refused
-from services.router.admission.room import WaitingRoom
-from services.router.admission.shed import Shedding
-from services.router.admission.turned_away import not_served, too_long
+from services.router.admission.guard import Admission, AdmissionLimits, Ledger, LoadGuard
+from services.router.admission.lanes import CLASSES, LANE_NAMES, Ticket, lane_of
+from services.router.admission.queue import ModelQueue, QueueOptions, Shedding
+from services.router.admission.refusals import Refused, not_served, too_long
+from services.router.admission.room import LaneView, RefusedFor, WaitingRoom
 from services.router.admission.validation import (
     MAX_NAME_LENGTH,
     SpecLimits,

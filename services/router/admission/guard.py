@@ -1,11 +1,63 @@
-"""The count of what is live: taken before the first await, given back exactly once."""
+"""Admission of live sequences and tokens within bounds, none while draining, and the count of them.
+
+A load is counted before the first await and given back exactly once. Each class keeps places on a model's
+engines from the classes below it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from services.router.admission.places import ClassLoad
+from catenary.v1 import common_pb2
+from services.router.admission.lanes import LANES
+from services.router.admission.refusals import Refused
 from services.router.fleet import Engine
+
+
+@dataclass(slots=True)
+class ClassLoad:
+    """Sequences that engines have, by the class that they came with. Kept by LoadGuard alone."""
+
+    placed: list[int] = field(default_factory=lambda: [0 for _ in LANES])
+
+
+class Places:
+    """The classes that may take one more place.
+
+    Of `total` places, class c keeps floor(share_c * total) from the classes below it: a lower class leaves
+    free what higher ones keep and do not use. `foreign` places are taken by others than this router. A total
+    of 0 says that none is known, and no class is held back then.
+    """
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        self._shares = tuple(shares)
+        self.load = ClassLoad()
+        self.total = 0
+        self.foreign = 0
+        self._kept = [0 for _ in LANES]
+
+    def update(self, total: int, foreign: int) -> None:
+        """Take over what the engines have now."""
+        if total != self.total:
+            self._kept = [int(share * total) for share in self._shares] + [0] * (
+                len(LANES) - len(self._shares)
+            )
+        self.total, self.foreign = total, foreign
+
+    def kept(self, lane: int) -> int:
+        """Places that a class keeps from lower ones."""
+        return self._kept[lane]
+
+    def admits(self, lane: int, sequences: int) -> bool:
+        """Whether a class leaves enough to the higher ones if it takes so many places more."""
+        if not self.total or not any(self._kept[:lane]):
+            return True
+        placed = self.load.placed
+        idle = sum(max(0, self._kept[each] - placed[each]) for each in range(lane))
+        # More than it could ever get: then all that it can get.
+        wanted = min(sequences, max(1, self.total - sum(self._kept[:lane])))
+        return self.total - self.foreign - sum(placed) - wanted >= idle
 
 
 @dataclass(slots=True, eq=False)
@@ -101,3 +153,72 @@ class LoadGuard:
         if self._load is not None:
             self._load.placed[self._lane] -= self.sequences
         self._engine = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds of what the router holds at once."""
+
+    max_live_sequences: int
+    max_live_tokens: int
+    retry_after_ms: int
+
+
+class Admission:
+    """Admits sequences within the limits and counts them."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self._ledger = Ledger()
+        self._draining = False
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences admitted and not released."""
+        return self._ledger.sequences
+
+    @property
+    def live_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return self._ledger.tokens
+
+    @property
+    def draining(self) -> bool:
+        """True once nothing new is admitted."""
+        return self._draining
+
+    def drain(self) -> None:
+        """Admit nothing from here on."""
+        self._draining = True
+
+    def admit(self, tokens: int, sequences: int = 1, *, resumed: bool = False) -> LoadGuard:
+        """Count a request of `tokens` prompt tokens in, which is so many sequences in its engine.
+
+        Those that were admitted before, by a router that is gone perhaps, may pass the limits by as much
+        again.
+
+        Raises:
+            Refused: DRAINING after `drain`; OVERLOADED with a retry time when a limit would be passed.
+        """
+        limits = self._limits
+        if self._draining:
+            raise Refused(
+                common_pb2.ERROR_CODE_DRAINING,
+                "The router is shutting down.",
+                retryable=True,
+                retry_after_ms=limits.retry_after_ms,
+            )
+        share = 2 if resumed else 1
+        if self._ledger.sequences + sequences > share * limits.max_live_sequences:
+            raise self._overloaded(f"{limits.max_live_sequences} live sequences (max-live-sequences)")
+        if self._ledger.tokens + tokens > share * limits.max_live_tokens:
+            raise self._overloaded(f"{limits.max_live_tokens} live prompt tokens (max-live-tokens)")
+        return LoadGuard(self._ledger, tokens, sequences)
+
+    def _overloaded(self, limit: str) -> Refused:
+        return Refused(
+            common_pb2.ERROR_CODE_OVERLOADED,
+            f"The router is full: its limit is {limit}. Try again later.",
+            retryable=True,
+            retry_after_ms=self._limits.retry_after_ms,
+        )

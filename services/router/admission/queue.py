@@ -1,17 +1,67 @@
-"""The queue of one model: its lanes within their bounds, and what it says to whom it has no place for."""
+"""The queue of one model: its lanes within their bounds, their rates, and the refusals that follow.
+
+How fast a lane empties gives the time after which a refused client may come again. Classes and tenants
+without room to wait are told to the gateways, which then shed that load themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
-from catenary.v1 import common_pb2
-from services.router.admission.lane import LANE_NAMES, LANES, T, Ticket
-from services.router.admission.lanes import Lanes
-from services.router.admission.places import Places
-from services.router.admission.rate import DrainRate
-from services.router.admission.refusal import Refused
+from catenary.v1 import common_pb2, router_pb2
+from services.router.admission.guard import Places
+from services.router.admission.lanes import CLASSES, LANE_NAMES, LANES, Lanes, T, Ticket
+from services.router.admission.refusals import Refused
+
+WINDOW_S = 20.0
+_SLOTS = 20
+
+
+class DrainRate:
+    """Units (sequences or tokens) per second that left a lane for engines, over the last WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        # Of each slot in which there was anything: its number and its units.
+        self._slots: deque[list[int]] = deque()
+        self._sum = 0
+        self._began: float | None = None
+
+    def watch(self, now: float) -> None:
+        """Something waits: from here on, that nothing leaves says something too."""
+        if self._began is None:
+            self._began = now
+
+    def rest(self) -> None:
+        """Nothing waits any more: there is nothing to measure."""
+        self._began = None
+        self._slots.clear()
+        self._sum = 0
+
+    def add(self, now: float, units: int) -> None:
+        """Units left."""
+        slot = int(now / WINDOW_S * _SLOTS)
+        if self._slots and self._slots[-1][0] == slot:
+            self._slots[-1][1] += units
+        else:
+            self._slots.append([slot, units])
+        self._sum += units
+        self._trim(slot)
+
+    def seconds(self, now: float, units: int) -> float | None:
+        """How long `units` take to leave. None: it is not measured yet. Infinity: nothing leaves."""
+        if self._began is None or now - self._began < WINDOW_S / _SLOTS:
+            return None
+        self._trim(int(now / WINDOW_S * _SLOTS))
+        if not self._sum:
+            return float("inf")
+        return units * min(now - self._began, WINDOW_S) / self._sum
+
+    def _trim(self, slot: int) -> None:
+        while self._slots and self._slots[0][0] <= slot - _SLOTS:
+            self._sum -= self._slots.popleft()[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +220,63 @@ class ModelQueue(Generic[T]):
             del self._tenants[key]
         if not self.held[ticket.home].sequences:
             self._rates[ticket.home].rest()
+
+
+# Of the message to the gateways, which has one entry for each model and class that is full.
+MAX_ENTRIES = 64
+# Once full, a queue counts as full until so much of it is left: a full one would else change at each step.
+_STILL_FULL = 0.9
+
+Key = tuple[str, int, str | None]
+
+
+class Shedding:
+    """The entries, and when they have to be told again: each holds only for its retry time."""
+
+    def __init__(self) -> None:
+        self._until: dict[Key, float] = {}
+
+    def update(self, queues: Iterable[ModelQueue[T]], now: float) -> router_pb2.ShedState | None:
+        """The message to send now. None: the last one still holds."""
+        full: dict[Key, int] = {}
+        for queue in queues:
+            for key in self._full(queue):
+                if len(full) < MAX_ENTRIES:
+                    full[key] = queue.retry_after_ms(key[1], now)
+        # What holds is told again before it has expired.
+        lapses = any(until - now < full[key] / 2000 for key, until in self._until.items() if key in full)
+        if full.keys() == self._until.keys() and not lapses:
+            return None
+        self._until = {key: now + after / 1000 for key, after in full.items()}
+        return state(full)
+
+    def _full(self, queue: ModelQueue[T]) -> Iterable[Key]:
+        if not len(queue.lanes):
+            return
+        for lane in LANES:
+            key: Key = (queue.model, lane, None)
+            if queue.held[lane].sequences and queue.fullness(lane) >= self._mark(key):
+                yield key
+        for lane, tenant in queue.waiting_tenants():
+            key = (queue.model, lane, tenant)
+            if queue.fullness(lane, tenant) >= self._mark(key):
+                yield key
+
+    def _mark(self, key: Key) -> float:
+        return _STILL_FULL if key in self._until else 1.0
+
+
+def state(full: dict[Key, int]) -> router_pb2.ShedState:
+    """The message: retry times in milliseconds by key."""
+    return router_pb2.ShedState(
+        entries=[
+            router_pb2.ShedEntry(
+                model=model,
+                priority_class=CLASSES[lane],
+                tenant=tenant,
+                code=common_pb2.ERROR_CODE_OVERLOADED,
+                retry_after_ms=after,
+            )
+            for (model, lane, tenant), after in full.items()
+        ]
+    )

@@ -1,19 +1,95 @@
-"""All that waits: the queues of all models, their deadlines and what is counted of them."""
+"""All sequences that wait: the queues of all models, deadlines, and counts of each class since the start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
 
 from catenary.v1 import common_pb2
-from services.router.admission.counts import LaneView, RefusedFor, lane_counts
-from services.router.admission.deadlines import Deadlines
-from services.router.admission.lane import LANES, T, Ticket, lane_of
+from services.router.admission.lanes import LANES, T, Ticket, lane_of
 from services.router.admission.queue import ModelQueue, QueueOptions
-from services.router.admission.refusal import Refused
-from services.router.admission.turned_away import does_not_fit, not_served, too_late
+from services.router.admission.refusals import Refused, does_not_fit, not_served, too_late
 from services.router.admission.validation import sequences_of
 from services.router.fleet import Engine
+
+H = TypeVar("H", bound=Hashable)
+
+TICK_S = 0.05
+
+
+class Deadlines(Generic[H]):
+    """Things by the tick of their deadline. To add and to discard one is constant in time; `due` looks at the
+    ticks in which anything is due some time."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, dict[H, None]] = {}
+
+    def add(self, thing: H, deadline: float) -> None:
+        """It is due at `deadline`, in monotonic seconds, or up to a tick later."""
+        self._ticks.setdefault(_tick(deadline), {})[thing] = None
+
+    def discard(self, thing: H, deadline: float) -> None:
+        """It is not due any more. `deadline` is the one that it was added with."""
+        tick = _tick(deadline)
+        things = self._ticks.get(tick)
+        if things is None:
+            return
+        things.pop(thing, None)
+        if not things:
+            del self._ticks[tick]
+
+    def due(self, now: float) -> list[H]:
+        """The due ones, in order; each stays until it is discarded."""
+        last = now / TICK_S
+        return [
+            thing
+            for tick in sorted(tick for tick in self._ticks if tick <= last)
+            for thing in self._ticks[tick]
+        ]
+
+
+def _tick(deadline: float) -> int:
+    """The first tick that is not before the deadline."""
+    return -int(-deadline // TICK_S)
+
+
+class RefusedFor(StrEnum):
+    """Why a sequence that could have been served was not let in. A closed set: it labels a metric."""
+
+    QUEUE_FULL = "queue_full"
+    ROUTER_FULL = "router_full"
+    WAITED_TOO_LONG = "waited_too_long"
+    NOT_SERVED = "not_served"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """Sequences of one class. `admitted`: given to an engine for the first time."""
+
+    admitted: int = 0
+    promoted: int = 0
+    refused: dict[RefusedFor, int] = field(default_factory=lambda: dict.fromkeys(RefusedFor, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """A lane over all models, as it is now. `oldest_wait_s`: of those that are next in their tenants'
+    rows."""
+
+    counts: LaneCounts
+    queued_sequences: int
+    queued_tokens: int
+    tenants: int
+    oldest_wait_s: float
+    live_sequences: int
+
+
+def lane_counts() -> list[LaneCounts]:
+    """Zeros for every class."""
+    return [LaneCounts() for _ in LANES]
 
 
 class WaitingRoom(Generic[T]):

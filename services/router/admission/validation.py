@@ -16,7 +16,7 @@ from catenary.schema import (
 )
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
-from services.router.admission.refusal import Refused
+from services.router.admission.refusals import Refused
 
 # Of a message by gRPC. The gateway's limits, which are options, are lower; these bound what a client of
 # the router's own API can make it keep.

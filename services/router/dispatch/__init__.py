@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from services.router.dispatch.call import PlainCall
 from services.router.dispatch.dispatcher import Dispatcher
-from services.router.dispatch.health import EngineHealth
-from services.router.dispatch.hub import SessionHub
-from services.router.dispatch.link import EngineLink
+from services.router.dispatch.health import EngineHealth, PoisonBook
 from services.router.dispatch.membership import LossReason, Membership
 from services.router.dispatch.outbox import SessionOutbox
-from services.router.dispatch.poison import PoisonBook
 from services.router.dispatch.publication import KvPublication
-from services.router.dispatch.sequence import AbortCause
-from services.router.dispatch.session import Session
-from services.router.dispatch.stall import StallWatch
-from services.router.dispatch.watch import ReaderWatch
+from services.router.dispatch.sequence import AbortCause, EngineLink
+from services.router.dispatch.session import Session, SessionHub
+from services.router.dispatch.watch import ReaderWatch, StallWatch
 
 __all__ = [
     "AbortCause",

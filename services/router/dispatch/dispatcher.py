@@ -17,18 +17,21 @@ from services.router.admission import (
     SpecLimits,
     validate,
 )
-from services.router.dispatch.blame import Blame
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
-from services.router.dispatch.endings import Endings
+from services.router.dispatch.endings import FOR_NOW, Endings, GoingOn
 from services.router.dispatch.engine_links import EngineLinks
-from services.router.dispatch.going_on import FOR_NOW, GoingOn
 from services.router.dispatch.handover import Handovers
-from services.router.dispatch.health import EngineHealth
+from services.router.dispatch.health import ENGINE_LEFT, Blame, EngineHealth, PoisonBook
 from services.router.dispatch.intake import CallSoon, Intake
-from services.router.dispatch.link import EngineLink
-from services.router.dispatch.poison import ENGINE_LEFT, PoisonBook
-from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
-from services.router.dispatch.spans import trace_refused
+from services.router.dispatch.sequence import (
+    NULL_SINK,
+    AbortCause,
+    EngineLink,
+    LiveSequence,
+    SequenceStatus,
+    Sink,
+    trace_refused,
+)
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
 from services.router.placement import AnyPlacer, Half, placement_request

@@ -5,8 +5,7 @@ from __future__ import annotations
 from catenary.v1 import common_pb2
 from services.router.dispatch.handover import Handovers
 from services.router.dispatch.health import EngineHealth
-from services.router.dispatch.link import EngineLink
-from services.router.dispatch.sequence import LiveSequence
+from services.router.dispatch.sequence import EngineLink, LiveSequence
 from services.router.fleet import Engine
 
 

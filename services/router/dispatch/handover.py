@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from catenary.kv_offer import well_formed
 from catenary.resume import GOOD_ENDS
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.dispatch.link import EngineLink
-from services.router.dispatch.sequence import LiveSequence, SequenceStatus
+from services.router.dispatch.sequence import Handover, LiveSequence, SequenceStatus
 from services.router.fleet import Fleet
-from services.router.handover_metrics import HandoverMetrics
+from services.router.metrics import HandoverMetrics
 from services.router.placement import Half
 
 _log = get_logger(__name__)
 
 _PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
-
-
-@dataclass(slots=True, eq=False)
-class Handover:
-    """One sequence's. `followers` have the same prompt and wait until it is computed."""
-
-    followers: list[LiveSequence] = field(default_factory=list)
-    offer: common_pb2.KvOffer | None = None
-    # Where the offer can be withdrawn.
-    offered_by: EngineLink | None = None
-    offer_handle: int = 0
-    # Prompt tokens that the first engine had cached.
-    cached_tokens: int = 0
 
 
 class Handovers:

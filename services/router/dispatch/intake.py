@@ -1,11 +1,17 @@
-"""Sequences before an engine has them: placed at once, or waiting until there is room."""
+"""Sequences before an engine has them: placed at once, or waiting until there is room.
+
+Engines are reserved for two kinds: for a sequence that is to be computed alone, since engines died in its
+first forward, and for one that needs more room than any engine has now, lest the others starve it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 
-from catenary.v1 import common_pb2, router_pb2
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import (
     Admission,
     LaneView,
@@ -23,12 +29,158 @@ from services.router.admission import (
     validate_task,
 )
 from services.router.dispatch.engine_links import EngineLinks
-from services.router.dispatch.lone import LoneSequences
-from services.router.dispatch.sequence import LiveSequence
-from services.router.dispatch.spans import trace_placed
-from services.router.dispatch.turn import KeptForTurns, smaller
-from services.router.fleet import Engine
+from services.router.dispatch.sequence import LiveSequence, trace_placed
+from services.router.fleet import Engine, Fleet
 from services.router.placement import AnyPlacer
+
+
+class LoneSequences:
+    """Keeps engines for them: one that is kept is given nothing else, empties, and is theirs until their
+    first token. They take turns: the first of a model that waits has one engine kept, so that the others go
+    on."""
+
+    def __init__(self, fleet: Fleet, links: EngineLinks) -> None:
+        self._fleet = fleet
+        self._links = links
+        # Of each model, in the order in which they came.
+        self._waiting: defaultdict[str, OrderedDict[LiveSequence, None]] = defaultdict(OrderedDict)
+        self._kept: dict[LiveSequence, Engine] = {}
+
+    def waits(self, model: str) -> bool:
+        """Whether one of this model waits."""
+        return model in self._waiting
+
+    def firsts(self) -> Iterator[LiveSequence]:
+        """Whose turn it is, of each model; the next of a model if that one no longer waits by then."""
+        for model in list(self._waiting):
+            last = None
+            while (row := self._waiting.get(model)) and (first := next(iter(row))) is not last:
+                yield first
+                last = first
+
+    def wait(self, sequence: LiveSequence) -> None:
+        """No engine of its model is empty: keep one for it, if it is its turn."""
+        request = sequence.request
+        row = self._waiting[request.model]
+        row[sequence] = None
+        kept = self._kept.get(sequence)
+        if kept is not None and kept.available and any(engine is kept for engine in self._fleet):
+            return
+        self._give_back(sequence)
+        if next(iter(row)) is not sequence:
+            return
+        candidates = self._fleet.candidates(request.model)
+        free = [engine for engine in candidates if engine.kept_for is None]
+        if free:
+            self._keep(sequence, min(free, key=lambda engine: engine.sequences))
+
+    def placed(self, sequence: LiveSequence, engine: Engine) -> None:
+        """It has an engine, which gets nothing else."""
+        if self._kept.get(sequence) is engine:
+            # Not given back and kept again: it would be another router's turn in between.
+            self._waits_no_longer(sequence)
+        else:
+            self.over(sequence)
+            self._keep(sequence, engine)
+
+    def over(self, sequence: LiveSequence) -> None:
+        """It may have company from here on, or is gone. Idempotent."""
+        self._waits_no_longer(sequence)
+        self._give_back(sequence)
+
+    def _waits_no_longer(self, sequence: LiveSequence) -> None:
+        model = sequence.request.model
+        if (row := self._waiting.get(model)) is not None:
+            row.pop(sequence, None)
+            if not row:
+                del self._waiting[model]
+
+    def _keep(self, sequence: LiveSequence, engine: Engine) -> None:
+        self._kept[sequence] = engine
+        self._links.keep(engine, sequence.request)
+
+    def _give_back(self, sequence: LiveSequence) -> None:
+        engine = self._kept.pop(sequence, None)
+        if engine is not None:
+            self._links.give_back(engine)
+
+
+_ANY = engine_pb2.ENGINE_ROLE_UNSPECIFIED
+# Sequences that are let past another one at a time, and those that are looked at for them.
+_PASSED = 8
+_LOOKED_AT = 256
+
+
+class KeptForTurns:
+    """Keeps one engine of each model for the sequence whose turn it is there: it is given nothing else and
+    empties, and the others go on on the rest of the engines."""
+
+    def __init__(self, fleet: Fleet, links: EngineLinks) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._kept: dict[str, tuple[LiveSequence, Engine]] = {}
+
+    def room_beside(self, model: str, sequences: int = 1, tokens: int = 1) -> bool:
+        """Whether an engine that is reserved for no sequence has room for so many sequences
+        with so many tokens of KV."""
+        board = self._fleet.board(model)
+        return bool((board.open_to(_ANY) & board.free_for(None) & board.roomy(sequences, tokens)).any())
+
+    def turn_of(self, sequence: LiveSequence) -> None:
+        """It is this one's turn, of those that wait for its model: nothing is kept for another one."""
+        kept = self._kept.get(sequence.request.model)
+        if kept is not None and kept[0] is not sequence:
+            self.over(kept[0])
+
+    def keep(self, sequence: LiveSequence) -> bool:
+        """Keep the engine for it that has most of its room left, of those that can hold it and compute all of
+        it. False: there is none, and sequences let past it could starve it."""
+        request = sequence.request
+        kept = self._kept.get(request.model)
+        if kept is not None:
+            if kept[1].available and self._fleet.find(kept[1].instance_id) is kept[1]:
+                return True
+            self.over(sequence)
+        free = [
+            engine
+            for engine in self._fleet.candidates(request.model)
+            if engine.kept_for is None and engine.kv_tokens >= request.kv_tokens
+        ]
+        if free:
+            engine = min(free, key=_taken)
+            self._links.keep(engine, request)
+            self._kept[request.model] = sequence, engine
+        return bool(free)
+
+    def over(self, sequence: LiveSequence) -> None:
+        """It waits no longer, or its turn is over. Idempotent."""
+        kept = self._kept.get(sequence.request.model)
+        if kept is not None and kept[0] is sequence:
+            del self._kept[sequence.request.model]
+            self._links.give_back(kept[1])
+
+
+def _taken(engine: Engine) -> float:
+    """Share of its slots or of its KV that is taken, whichever is larger."""
+    return max(
+        engine.sequences / max(1, engine.capacity.max_running), engine.kv.held / max(1, engine.kv_tokens)
+    )
+
+
+def smaller(queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence]) -> list[Ticket[LiveSequence]]:
+    """Some of those that wait behind `head` and need less room: in slots or in KV."""
+    found = (
+        ticket
+        for ticket in islice(queue.lanes.behind(head, _LOOKED_AT), _LOOKED_AT)
+        if (ticket.sequences < head.sequences or _kv(ticket) < _kv(head))
+        and queue.places.admits(ticket.lane, ticket.sequences)
+    )
+    return list(islice(found, _PASSED))
+
+
+def _kv(ticket: Ticket[LiveSequence]) -> int:
+    return ticket.item.request.kv_tokens
+
 
 CallSoon = Callable[[Callable[[], None]], object]
 _NOBODY = common_pb2.ERROR_CODE_UNAVAILABLE

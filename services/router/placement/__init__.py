@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from services.router.placement.candidates import Candidates, Choice
 from services.router.placement.consistent_hash import ConsistentHash
 from services.router.placement.cost import Cost
-from services.router.placement.halves import HalvesPlacer
 from services.router.placement.least_loaded import LeastLoaded
-from services.router.placement.options import PlacementOptions
-from services.router.placement.placer import AnyPlacer, Placed, Placer
-from services.router.placement.policy import POLICIES, Memory, PlacementPolicy, policy_named, register
+from services.router.placement.placer import AnyPlacer, HalvesPlacer, Placed, Placer
+from services.router.placement.policy import (
+    POLICIES,
+    Candidates,
+    Choice,
+    Memory,
+    PlacementOptions,
+    PlacementPolicy,
+    policy_named,
+    register,
+)
 from services.router.placement.power_of_two import PowerOfTwo
 from services.router.placement.prefix_approximate import PrefixApproximate
 from services.router.placement.prefix_exact import PrefixExact

@@ -6,10 +6,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from services.router.placement.candidates import Candidates, Choice, Floats
-from services.router.placement.policy import Memory, PlacementPolicy, register
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    Floats,
+    Memory,
+    PlacementPolicy,
+    lowest,
+    overloaded,
+    register,
+)
 from services.router.placement.request import PlacementRequest
-from services.router.placement.scoring import lowest, overloaded
 
 # Share of the KV or of the slots taken above which pressure grows no more.
 _FULL = 0.99

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from services.router.placement.candidates import Candidates, Choice
-from services.router.placement.policy import PlacementPolicy, register
+from services.router.placement.policy import Candidates, Choice, PlacementPolicy, load, register
 from services.router.placement.request import PlacementRequest
-from services.router.placement.scoring import load
 
 
 @register("power_of_two")

@@ -6,11 +6,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from services.router.placement.candidates import Candidates, Choice
-from services.router.placement.policy import PlacementPolicy
+from services.router.placement.policy import Candidates, Choice, PlacementPolicy, load, lowest, overloaded
 from services.router.placement.prefixes import Matched
 from services.router.placement.request import PlacementRequest
-from services.router.placement.scoring import load, lowest, overloaded
 
 
 class LongestPrefix(PlacementPolicy):

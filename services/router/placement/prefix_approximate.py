@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from services.router.placement.candidates import Candidates
-from services.router.placement.policy import Memory, register
+from services.router.placement.policy import Candidates, Memory, register
 from services.router.placement.prefix import LongestPrefix
 from services.router.placement.prefixes import Matched
 

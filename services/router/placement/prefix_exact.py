@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.placement.candidates import Candidates
-from services.router.placement.policy import register
+from services.router.placement.policy import Candidates, register
 from services.router.placement.prefix import LongestPrefix
 from services.router.placement.prefixes import Matched
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from catenary.v1 import engine_pb2, router_pb2
-from services.router.placement.candidates import Candidates, Choice, Floats, Rows
+from services.router.placement.policy import Candidates, Choice, Floats, Rows
 from services.router.placement.request import Half
 
 # Candidates that a receipt lists.

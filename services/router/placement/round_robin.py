@@ -6,9 +6,7 @@ import random
 
 import numpy as np
 
-from services.router.placement.candidates import Candidates, Choice
-from services.router.placement.options import PlacementOptions
-from services.router.placement.policy import PlacementPolicy, register
+from services.router.placement.policy import Candidates, Choice, PlacementOptions, PlacementPolicy, register
 from services.router.placement.request import PlacementRequest
 
 # Models whose turns are remembered; with more than that, turns begin again.

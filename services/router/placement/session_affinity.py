@@ -6,12 +6,17 @@ import random
 from collections import OrderedDict
 from typing import ClassVar
 
-from services.router.placement.candidates import Candidates, Choice
 from services.router.placement.cost import Cost
-from services.router.placement.options import PlacementOptions
-from services.router.placement.policy import Memory, PlacementPolicy, register
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    Memory,
+    PlacementOptions,
+    PlacementPolicy,
+    overloaded,
+    register,
+)
 from services.router.placement.request import PlacementRequest
-from services.router.placement.scoring import overloaded
 
 _Key = tuple[str, str]
 

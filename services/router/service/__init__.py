@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.service.attach import AttachTerms, FleetServicer
-from services.router.service.generate import GenerateCalls
-from services.router.service.publish import KvStreams
-from services.router.service.router_service import RouterServicer
-from services.router.service.sessions import SessionStreams
+from services.router.service.fleet_service import AttachTerms, FleetServicer, KvStreams
+from services.router.service.router_service import GenerateCalls, RouterServicer, SessionStreams
 
 __all__ = ["AttachTerms", "FleetServicer", "GenerateCalls", "KvStreams", "RouterServicer", "SessionStreams"]

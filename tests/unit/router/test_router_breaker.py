@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import Breaker, BreakerOptions, BreakerState, Engine, Fleet
-from services.router.fleet.breakers import MAX_REMEMBERED, Breakers
+from services.router.fleet.breaker import MAX_REMEMBERED, Breakers
 
 OPTIONS = BreakerOptions(faults=3, window_s=100, open_s=5, open_max_s=12)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.router.chores import Chore, Chores
+from services.router.app import Chore, Chores
 
 
 async def until_more(calls: list[float], count: int) -> None:

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
 from services.router.admission import QueueOptions, Refused, Ticket, WaitingRoom
-from services.router.admission.deadlines import TICK_S, Deadlines
-from services.router.admission.fairness import FairQueue
-from services.router.admission.lane import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM
-from services.router.admission.lanes import Lanes
-from services.router.admission.places import Places
-from services.router.admission.rate import WINDOW_S, DrainRate
+from services.router.admission.guard import Places
+from services.router.admission.lanes import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM, FairQueue, Lanes
+from services.router.admission.queue import WINDOW_S, DrainRate
+from services.router.admission.room import TICK_S, Deadlines
 
 QUANTUM = 10
 

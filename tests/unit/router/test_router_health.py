@@ -13,7 +13,7 @@ from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, PoisonBook, StallWatch
-from services.router.dispatch.blame import Blame
+from services.router.dispatch.health import Blame
 from services.router.fleet import BreakerOptions, BreakerState, Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer

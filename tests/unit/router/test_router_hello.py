@@ -7,7 +7,7 @@ import pytest
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Refused
-from services.router.dispatch.hello import check_hello
+from services.router.dispatch.membership import check_hello
 
 
 def hello(**changes) -> engine_pb2.EngineHello:

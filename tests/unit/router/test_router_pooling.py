@@ -10,7 +10,7 @@ import pytest
 from catenary.columns import MalformedStep, StepRow, take_message
 from catenary.v1 import common_pb2
 from services.router.admission import Refused
-from services.router.dispatch.hello import check_hello
+from services.router.dispatch.membership import check_hello
 from tests.support.dispatcher import World
 from tests.unit.router.test_router_hello import hello
 

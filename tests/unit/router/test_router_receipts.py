@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import Fleet
+from services.router.metrics import PlacementMetrics
 from services.router.placement import LeastLoaded, PlacementRequest, Placer, ReceiptBook
-from services.router.placement_metrics import PlacementMetrics
 
 MODEL = common_pb2.ModelInfo(name="m", max_model_len=100)
 

@@ -1,13 +1,75 @@
-"""Which engines hold which block, for millions of blocks and up to a thousand engines."""
+"""An index of engines' prefix caches by the names of blocks: which engines hold which block. Pure.
+
+For millions of blocks and up to a thousand engines. An engine's KV events reach it by numbers, through gaps
+and snapshots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
+from struct import iter_unpack
 from typing import Generic, TypeVar
 
-from services.router.index.matches import Matches
+import numpy as np
+import numpy.typing as npt
+
+from catenary.blockhash import DIGEST_BYTES
+from catenary.v1 import engine_pb2
+
+# Up to so many engines are taken out of a set one by one; more are unpacked at once.
+_FEW = 8
+
+
+class Matches:
+    """Engines by the number of blocks that they hold from a chain's start on.
+
+    `steps`: sets of engines with their common number of blocks, which rises; an engine is in one of them at
+    the most. A set is an integer with a bit for the slot of each engine, of which there are `slots`.
+    """
+
+    __slots__ = ("_slots", "_steps")
+
+    def __init__(self, steps: Sequence[tuple[int, int]], slots: int) -> None:
+        self._steps = steps
+        self._slots = slots
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def blocks(self, slot: int) -> int:
+        """Blocks of one slot; -1 stands for holding nothing."""
+        if slot >= 0:
+            for engines, blocks in self._steps:
+                if engines >> slot & 1:
+                    return blocks
+        return 0
+
+    def by_slot(self) -> npt.NDArray[np.int64]:
+        """Blocks by slot: int64, a number for each slot, and a last 0: slot -1 stands for holding nothing."""
+        column = np.zeros(self._slots + 1, dtype=np.int64)
+        for engines, blocks in self._steps:
+            if engines.bit_count() <= _FEW:
+                for slot in _few_slots(engines):
+                    column[slot] = blocks
+            else:
+                column[:-1][_bits(engines, self._slots)] = blocks
+        return column
+
+
+def _few_slots(engines: int) -> Iterator[int]:
+    while engines:
+        lowest = engines & -engines
+        yield lowest.bit_length() - 1
+        engines ^= lowest
+
+
+def _bits(engines: int, slots: int) -> npt.NDArray[np.bool_]:
+    packed = np.frombuffer(engines.to_bytes((slots + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(packed, count=slots, bitorder="little").view(np.bool_)
+
 
 K = TypeVar("K", bound=Hashable)
 
@@ -209,3 +271,109 @@ class KvIndex(Generic[K]):
                 del holders[name]
             else:
                 holders[name] = held ^ bit
+
+
+# Digests of blocks in one message of an engine, which cuts its snapshots well below that.
+MAX_NAMES = 65_536
+
+
+class MalformedKv(ValueError):
+    """An engine broke the contract of KvChanges or KvSnapshot: the stream ends."""
+
+
+class _State(Enum):
+    # Nothing is known; changes count for nothing until a snapshot begins.
+    UNKNOWN = 1
+    # Inside of a snapshot.
+    PARTIAL = 2
+    # What the index has of the engine is what its cache held after the last number.
+    SYNCED = 3
+
+
+class KvFeed(Generic[K]):
+    """Follows one attachment of an engine. A snapshot comes first, then the changes after it.
+
+    With a gap, what the index has of the engine goes: a prefix that is not there costs more than a look that
+    finds nothing.
+    """
+
+    def __init__(self, index: KvIndex[K], engine: K) -> None:
+        self._index = index
+        self._engine = engine
+        self._state = _State.UNKNOWN
+        self._number = 0
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last change that the index has; 0 before the first snapshot."""
+        return self._number
+
+    def snapshot(self, part: engine_pb2.KvSnapshot) -> bool:
+        """Take a part of a snapshot. Returns whether another snapshot must be asked for.
+
+        Raises:
+            MalformedKv: the names are not whole, or too many for one message.
+        """
+        names = list(_names(part.names))
+        if part.first:
+            self._index.incomplete(self._engine)
+            self._number, self._state = part.number, _State.PARTIAL
+        elif self._state is _State.UNKNOWN:
+            # The rest of one that was given up.
+            return False
+        elif self._state is _State.SYNCED or part.number != self._number:
+            return self._gap()
+        self._index.stored(self._engine, names)
+        if part.last:
+            self._index.completed(self._engine)
+            self._state = _State.SYNCED
+        return False
+
+    def changes(self, changes: engine_pb2.KvChanges) -> bool:
+        """Take changes. Returns whether a snapshot must be asked for, which is said once for each gap.
+
+        Those that the snapshot has already are passed over.
+
+        Raises:
+            MalformedKv: a change of no kind, or names as for `snapshot`.
+        """
+        if self._state is _State.UNKNOWN:
+            return False
+        if self._state is _State.PARTIAL or changes.first_number > self._number + 1:
+            return self._gap()
+        known = self._number + 1 - changes.first_number
+        for change in changes.changes:
+            kind = change.WhichOneof("kind")
+            if kind == "cleared":
+                if known < 1:
+                    self._index.replace(self._engine, ())
+                    self._number += 1
+                known = max(0, known - 1)
+                continue
+            if kind is None:
+                raise MalformedKv("a change of no kind")
+            names = list(_names(change.stored.names if kind == "stored" else change.removed.names))
+            new = names[known:]
+            known = max(0, known - len(names))
+            apply = self._index.stored if kind == "stored" else self._index.removed
+            apply(self._engine, new)
+            self._number += len(new)
+        return False
+
+    def close(self) -> None:
+        """The stream or the attachment is over: nothing is known of the engine. Idempotent."""
+        self._state = _State.UNKNOWN
+        self._index.forget(self._engine)
+
+    def _gap(self) -> bool:
+        self._state = _State.UNKNOWN
+        self._index.incomplete(self._engine)
+        return True
+
+
+def _names(packed: bytes) -> Iterator[bytes]:
+    if len(packed) % DIGEST_BYTES:
+        raise MalformedKv(f"names that are not {DIGEST_BYTES} bytes each")
+    if len(packed) > MAX_NAMES * DIGEST_BYTES:
+        raise MalformedKv(f"more than {MAX_NAMES} names in one message")
+    return (name for (name,) in iter_unpack(f"{DIGEST_BYTES}s", packed))
