@@ -73,6 +73,9 @@ def honoured(schema: Any) -> Any:
     else:
         _check_typed(found, keys)
         _write_lengths(found)
+    if "properties" in found:
+        # Within structural tags xgrammar takes an object that says nothing of other properties for closed.
+        found.setdefault("additionalProperties", True)
     for name in ("$defs", "definitions", "properties"):
         if name in found:
             found[name] = {key: honoured(part) for key, part in found[name].items()}

@@ -125,6 +125,17 @@ def test_a_trigger_that_begins_another_one_fires_first(backend: str) -> None:
         compiled(BACKENDS[backend], inner, closed=True)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_objects_of_tags_are_open_unless_they_are_to_be_closed(backend: str) -> None:
+    schema = {"type": "object", "properties": {"a": {}, "b": {"type": "object", "properties": {"c": {}}}}}
+    source = {"structures": [TAG | {"schema": schema}], "triggers": ["<t>"]}
+    for closed in (True, False):
+        grammar = compiled(BACKENDS[backend], source, closed=closed)
+        assert allows(grammar, '<t>{"a": 1, "b": {"c": 2}}</t>')
+        for value in ('{"a": 1, "z": 2}', '{"z": 2}', '{"a": 1, "b": {"z": 2}}'):
+            assert allows(grammar, f"<t>{value}</t>") != closed
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_both_libraries_allow_the_same(data: st.DataObject) -> None:
