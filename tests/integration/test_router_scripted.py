@@ -115,9 +115,12 @@ async def test_the_sequences_of_a_killed_or_stopped_engine_go_on_on_the_other(st
     await fleet.serving(2)
     fleet.engines[0].faults.step_delay_s = 0.01
     tasks = [asyncio.create_task(outcome(fleet, [n], max_tokens=1000)) for n in range(8)]
-    await eventually(
-        lambda: min(engine.placed_sequences for engine in fleet.router.fleet) == 4, "four on each"
-    )
+
+    def placed() -> list[int]:
+        return [engine.placed_sequences for engine in fleet.router.fleet]
+
+    # How many each has depends on the loads that were told meanwhile, and so on how busy the machine is.
+    await eventually(lambda: sum(placed()) == 8 and min(placed()) > 0, "some on each")
     process.signal(number)
     await fleet.serving(1)
     fleet.engines[0].faults.step_delay_s = 0.0
