@@ -136,7 +136,8 @@ async def test_many_writes_on_a_disk_that_others_fill_do_not_wedge_it(small_disk
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from gateway.batches import SCHEMA, VERSION, FileLimits, FileStore
+from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.store import SCHEMA, VERSION
 from gateway.state import Database
 
 async def main():
