@@ -24,7 +24,7 @@ from catenary_apps.bench.options import BenchServeConfig, named_values
 from catenary_apps.bench.prompts import PromptMaker, prompt_maker
 from catenary_apps.bench.serve_table import show, show_sweep
 from catenary_apps.bench.target import Point, Sweep, at_point, make_plan, make_target, parse_sweep
-from catenary_apps.cli.output import check_file, file_in, write_file
+from catenary_apps.cli.output import check_file, file_in, refused, write_file
 from catenary_apps.cli.pictures import require_matplotlib
 from catenary_apps.load import (
     BenchError,
@@ -95,12 +95,8 @@ def run_serve(config: BenchServeConfig) -> int:
     """
     try:
         return _serve(config)
-    except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
-    except ValueError as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+    except (StartRefused, ValueError) as error:
+        return refused(_NAME, error)
     except BenchError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from catenary.version import __version__
 from catenary_apps.bench.options import BenchThroughputConfig, named_values
 from catenary_apps.bench.prompts import prompt_maker
 from catenary_apps.bench.serve_table import number
-from catenary_apps.cli.output import check_file, file_in, write_file
+from catenary_apps.cli.output import check_file, file_in, refused, write_file
 from catenary_apps.load import Conversation
 
 if TYPE_CHECKING:
@@ -54,12 +54,8 @@ def run_throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -
     """
     try:
         return _throughput(config, engine_flags)
-    except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
-    except ValueError as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+    except (StartRefused, ValueError) as error:
+        return refused(_NAME, error)
     except RuntimeError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from catenary.runtime import StartRefused
 from catenary_apps.buckets.config import BucketsConfig
-from catenary_apps.cli.output import check_file, load_options, write_file
+from catenary_apps.cli.output import check_file, load_options, refused, write_file
 from catenary_apps.cli.pictures import check_picture, write_picture
 
 _NAME = "catenary buckets"
@@ -33,10 +33,6 @@ def run_buckets(argv: Sequence[str]) -> int:
             write_file(config.learn, format_buckets(comparison.learned, comments).encode(), "--learn")
         if config.plot is not None:
             write_picture(config.plot, draw(comparison), "--plot")
-    except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
-    except ValueError as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+    except (StartRefused, ValueError) as error:
+        return refused(_NAME, error)
     return 0

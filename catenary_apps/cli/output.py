@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,12 @@ INSTALL_BENCH = "pip install '.[bench]' in a clone of the repository"
 def load_options(cls: type[T], argv: Sequence[str], *, prog: str) -> T:
     """As `catenary.config.load`, where --json is short for --format=json."""
     return load(cls, ["--format=json" if word == "--json" else word for word in argv], prog=prog)
+
+
+def refused(program: str, error: StartRefused | ValueError) -> int:
+    """Say in one line on stderr why a command is refused. Return its exit code."""
+    print(f"{program}: {error}", file=sys.stderr)
+    return error.exit_code if isinstance(error, StartRefused) else 2
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from catenary.runtime import StartRefused
+from catenary_apps.cli.output import refused
 from catenary_apps.cli.pictures import check_picture, write_picture
 from catenary_apps.migration import ENGINE_PREFIX
 from catenary_apps.plan.config import PlanConfig
@@ -36,10 +37,6 @@ def run_plan(argv: Sequence[str]) -> int:
         print(as_json(found) if config.format == "json" else as_table(found, width=width))
         if config.plot is not None:
             write_picture(config.plot, draw(found), "--plot")
-    except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
-    except ValueError as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+    except (StartRefused, ValueError) as error:
+        return refused(_NAME, error)
     return 0
