@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from google.protobuf.descriptor import EnumDescriptor
 
@@ -40,6 +40,28 @@ class RouterTarget:
     tls: TlsFiles | None
 
 
+class Access(Protocol):
+    """The options of a command that say how it may speak to a service."""
+
+    client_secret_file: Path | None
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+
+
+def credentials(config: Access, address: str) -> tuple[str | None, TlsFiles | None]:
+    """Return the secret and the TLS files for a service at `address`. Raises StartRefused."""
+    file = config.client_secret_file
+    if file is None and address.startswith("unix:"):
+        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
+        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
+        file = beside if beside.is_file() else None
+    tls = None
+    if config.tls_ca or config.tls_cert or config.tls_key:
+        tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
+    return read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file"), tls
+
+
 def find_router(config: RouterOptions) -> RouterTarget:
     """Return the router that the options mean. Raises StartRefused if there is none, or more than one."""
     return _target(config.router or _router_here(), config)
@@ -56,15 +78,7 @@ def _target(address: str, config: RouterAccess) -> RouterTarget:
         parse_address(address)
     except ValueError as error:
         raise ConfigError(f"--router {address}: {error}") from None
-    file = config.client_secret_file
-    if file is None and address.startswith("unix:"):
-        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
-        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
-        file = beside if beside.is_file() else None
-    tls = None
-    if config.tls_ca or config.tls_cert or config.tls_key:
-        tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
-    return RouterTarget(address, read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file"), tls)
+    return RouterTarget(address, *credentials(config, address))
 
 
 def _router_here() -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 import grpc
 
 from catenary.config import ConfigError
-from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, error_of, open_channel, parse_address, read_secret
+from catenary.rpc import TlsFiles, error_of, open_channel, parse_address
 from catenary.runtime import StartRefused
 from catenary.v1 import engine_pb2, engine_pb2_grpc
+from catenary_apps.cli.routers import credentials
 from catenary_apps.cli.runtime_directory import RuntimeDirectory, choices, running
 from catenary_apps.profile.config import ProfileConfig
 
@@ -35,7 +36,7 @@ def find_engine(config: ProfileConfig) -> Target:
         parse_address(address)
     except ValueError as error:
         raise ConfigError(f"--engine {address}: {error}") from None
-    return Target(address, _secret(config, address), _tls(config))
+    return Target(address, *credentials(config, address))
 
 
 def _engine_here(name: str) -> str:
@@ -53,21 +54,6 @@ def _engine_here(name: str) -> str:
 
 def _socket(run: RuntimeDirectory, name: str) -> Path:
     return Path(run.socket(name).removeprefix("unix:"))
-
-
-def _secret(config: ProfileConfig, address: str) -> str | None:
-    file = config.client_secret_file
-    if file is None and address.startswith("unix:"):
-        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
-        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
-        file = beside if beside.is_file() else None
-    return read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file")
-
-
-def _tls(config: ProfileConfig) -> TlsFiles | None:
-    if config.tls_ca is None and config.tls_cert is None and config.tls_key is None:
-        return None
-    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 # Beyond the time of the profile; the engine gives up earlier by itself.

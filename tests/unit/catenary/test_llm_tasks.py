@@ -13,7 +13,7 @@ from gateway.pooling.service import PooledEndpoint, PooledTask
 
 @pytest.mark.parametrize("kind", [DocumentTask, PairTask])
 def test_a_task_writes_no_json_and_leaves_nothing_unimplemented(kind: type[PooledTask[Any]]) -> None:
-    """Both once had a write that raised NotImplementedError, since the interface asked for one."""
+    """The answers of `LLM` are objects: only the tasks of HTTP routes write JSON."""
     assert issubclass(kind, PooledTask)
     assert not issubclass(kind, PooledEndpoint)
     assert not hasattr(kind, "write")
