@@ -20,8 +20,8 @@ from services.engine.servicer import (
     Core,
     CoreStartError,
     EngineHub,
-    Mailbox,
     ProcessCore,
+    RouterOutbox,
     SequenceLimits,
     model_info,
 )
@@ -94,7 +94,7 @@ class LocalEngine:
             remembered_handles=1,
             on_state=lambda _: None,
         )
-        self._port = Mailbox(0, max_answers=_MANY)
+        self._port = RouterOutbox(0, max_answers=_MANY)
         self._handles = count(1)
         self._feeds: dict[int, SequenceFeed] = {}
         self._core: Core | None = None
@@ -182,8 +182,7 @@ class LocalEngine:
     async def _deliver(self) -> None:
         while True:
             await self._port.ready()
-            messages, _ = self._port.take()
-            for message in messages:
+            for message in self._port.take():
                 if message.HasField("step"):
                     for handle, end in deliver(message.step, self._feeds.get):
                         feed = self._feeds.pop(handle)

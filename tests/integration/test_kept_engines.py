@@ -11,7 +11,7 @@ import pytest
 
 from catenary.v1 import common_pb2, engine_pb2
 from catenary_testing.engine import Script, ScriptedCapacity
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.mailbox import RouterOutbox
 from tests.integration.router_fakes import FakeGateway
 from tests.support.fake_router import FakeRouter
 from tests.support.specs import expected_tokens, sequence_spec
@@ -96,8 +96,8 @@ async def test_two_routers_take_turns(start_fleet, what):
 async def test_whom_an_engine_is_kept_for_finds_it_kept(fake_router, start_fleet, monkeypatch):
     """A third router waits for its turn: whoever gave the engine back too early would be refused."""
     refused = []
-    submit = Mailbox.refuse
-    monkeypatch.setattr(Mailbox, "refuse", lambda *args: refused.append(args[1:]) or submit(*args))
+    submit = RouterOutbox.refuse
+    monkeypatch.setattr(RouterOutbox, "refuse", lambda *args: refused.append(args[1:]) or submit(*args))
     capacity = ScriptedCapacity(block_size=16, total_blocks=14, prefix_caching=True)
     fleet = await start_fleet(engines=0, router=PATIENT)
     await fleet.add_engine(

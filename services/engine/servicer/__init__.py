@@ -18,7 +18,7 @@ from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity, model_info
 from services.engine.servicer.kv_events import KvBoard, KvOutbox
 from services.engine.servicer.kv_stream import KvPublishing
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.mailbox import RouterOutbox
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.router_links import LinkTimes, RouterLink, RouterLinks
 from services.engine.servicer.status import StatusService
@@ -41,11 +41,11 @@ __all__ = [
     "KvOutbox",
     "KvPublishing",
     "LinkTimes",
-    "Mailbox",
     "ProcessCore",
     "ProgressSink",
     "RouterLink",
     "RouterLinks",
+    "RouterOutbox",
     "SequenceLimits",
     "StatusService",
     "model_info",

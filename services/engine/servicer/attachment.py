@@ -15,7 +15,7 @@ from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.kv_stream import KvPublishing, KvStream
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.mailbox import LOAD_DUE, RouterOutbox
 from services.engine.servicer.refusals import LINK_REFUSALS
 
 log = get_logger(__name__)
@@ -107,14 +107,14 @@ class AttachRefused(Exception):
 
 
 class Attachment:
-    """A stream with its lease, tasks (read, write, report; publish KV events) and one mailbox."""
+    """A stream with its lease, tasks (read, write, report; publish KV events) and one outbox."""
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         identity: Identity,
         hub: EngineHub,
-        mailbox: Mailbox,
+        outbox: RouterOutbox,
         drain_order: DrainOrder,
         publishing: KvPublishing,
         *,
@@ -124,7 +124,7 @@ class Attachment:
         self._stub = engine_pb2_grpc.FleetServiceStub(channel)
         self._identity = identity
         self._hub = hub
-        self._mailbox = mailbox
+        self._outbox = outbox
         self._drain_order = drain_order
         self._kv = KvStream(self._stub, identity.instance_id, hub, publishing)
         self._attach_timeout_s = attach_timeout_s
@@ -146,12 +146,12 @@ class Attachment:
         try:
             lease = await self._open(call)
             self.attached, self.router = True, lease.router
-            self._hub.routers.join(self._mailbox, lease.router)
+            self._hub.routers.join(self._outbox, lease.router)
             self._hub.router_refusal = ""
             log.info("attached to a router", router=lease.router, epoch=lease.epoch, lease_s=lease.limit_s)
             await self._serve(call, lease)
         finally:
-            self._hub.leave(self._mailbox)
+            self._hub.leave(self._outbox)
             call.cancel()
 
     async def _open(self, call: _Call) -> Lease:
@@ -191,7 +191,7 @@ class Attachment:
 
     async def _read(self, call: _Call, lease: Lease) -> None:
         while True:
-            await self._mailbox.room()
+            await self._outbox.room()
             message = await call.read()
             if not isinstance(message, engine_pb2.AttachResponse):
                 raise AttachLost("the router ended the stream")
@@ -202,9 +202,9 @@ class Attachment:
             lease.heard(now)
             match message.WhichOneof("payload"):
                 case "submit":
-                    self._hub.submit(self._mailbox, message.submit)
+                    self._hub.submit(self._outbox, message.submit)
                 case "abort":
-                    self._hub.abort(self._mailbox, message.abort.handle)
+                    self._hub.abort(self._outbox, message.abort.handle)
                 case "drain":
                     order = message.drain
                     log.info("told to drain", router=lease.router)
@@ -213,29 +213,27 @@ class Attachment:
                     )
                 case "renewed":
                     if self._drain_report is not None and message.renewed.sequence >= self._drain_report:
-                        self._hub.routers.knows_of_drain(self._mailbox)
+                        self._hub.routers.knows_of_drain(self._outbox)
                 case "keep":
-                    self._hub.routers.keep(self._mailbox, wanted=message.keep.wanted)
+                    self._hub.routers.keep(self._outbox, wanted=message.keep.wanted)
                 case _:
                     pass
 
     async def _write(self, call: _Call, lease: Lease) -> None:
         while True:
-            await self._mailbox.ready()
-            messages, load_due = self._mailbox.take()
-            if load_due:
-                messages.append(engine_pb2.AttachRequest(load=self._load()))
-            for message in messages:
-                message.lease_epoch = lease.epoch
-                await call.write(message)
-            if self._mailbox.closing is not None and self._mailbox.empty:
+            await self._outbox.ready()
+            for message in self._outbox.take():
+                sent = engine_pb2.AttachRequest(load=self._load()) if message is LOAD_DUE else message
+                sent.lease_epoch = lease.epoch
+                await call.write(sent)
+            if self._outbox.closed and not self._outbox:
                 await call.done_writing()
                 await asyncio.wait([asyncio.ensure_future(call.code())], timeout=_GOODBYE_S)
-                raise AttachLost(self._mailbox.closing)
+                raise AttachLost(self._outbox.closing)
 
     async def _report(self, lease: Lease) -> None:
         while (left := lease.left_s(time.monotonic())) > 0:
-            self._mailbox.request_load()
+            self._outbox.request_load()
             await asyncio.sleep(min(lease.interval_s, left))
         raise _expired(lease)
 
@@ -247,7 +245,7 @@ class Attachment:
         report.sequence = self._reports
         if report.state == engine_pb2.ENGINE_STATE_DRAINING and self._drain_report is None:
             self._drain_report = self._reports
-        report.kept = self._hub.routers.kept_from(self._mailbox.link)
+        report.kept = self._hub.routers.kept_from(self._outbox.link)
         return report
 
     async def _why(self, call: _Call) -> AttachLost | AttachRefused:

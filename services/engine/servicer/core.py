@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from catenary.loop_thread import in_daemon_thread
 from catenary.memory import MemoryWatch
+from catenary.outbox import Messages, Outbox
 from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
@@ -179,7 +180,8 @@ class ProcessCore(Core):
         self._exit: asyncio.Future[int] | None = None
         self._link: AsyncLink | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._outbound: asyncio.Queue[ToCore] = asyncio.Queue(_MAX_QUEUED)
+        self._commands = Messages[ToCore]()
+        self._outbox = Outbox(self._commands, limit=_MAX_QUEUED)
         self._ready = False
         self._stopping = False
 
@@ -192,7 +194,7 @@ class ProcessCore(Core):
             self._process = self._spawn(theirs.fileno())
         self._exit = in_daemon_thread(self._process.wait, name="engine-core-exit")
         self._sender = asyncio.create_task(self._send(self._link))
-        self._outbound.put_nowait(StartCore(config_json=self._config_json))
+        self._outbox.put(self._commands, StartCore(config_json=self._config_json))
         while True:
             match await self._receive(self._link):
                 case CoreReady() as ready:
@@ -214,12 +216,11 @@ class ProcessCore(Core):
         self._put(message)
 
     def _put(self, message: ToCore) -> None:
-        try:
-            self._outbound.put_nowait(message)
-        except asyncio.QueueFull:
+        if self._outbox.full:
             text = f"The engine is busy: {_MAX_QUEUED} commands wait for its core."
             error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message=text, retryable=True)
-            raise CoreRefusal(error) from None
+            raise CoreRefusal(error)
+        self._outbox.put(self._commands, message)
 
     def abort(self, keys: Iterable[int]) -> None:
         """Queue an abort."""
@@ -231,11 +232,11 @@ class ProcessCore(Core):
 
     def _insist(self, message: ToCore) -> None:
         """Queue a message. A core so far behind that there is no room is as good as dead, and is killed."""
-        try:
-            self._outbound.put_nowait(message)
-        except asyncio.QueueFull:
+        if self._outbox.full:
             log.error("engine core reads no commands, killing it", queued=_MAX_QUEUED)
             self._kill()
+        else:
+            self._outbox.put(self._commands, message)
 
     async def events(self) -> AsyncIterator[CoreEvent]:
         """What the core sends, until it ends."""
@@ -301,8 +302,7 @@ class ProcessCore(Core):
         return how + (self._memory.explain(status) if self._memory is not None else "")
 
     async def _send(self, link: AsyncLink) -> None:
-        while True:
-            message = await self._outbound.get()
+        while (message := await self._outbox.next()) is not None:
             try:
                 await link.send(message)
             except LinkClosed:

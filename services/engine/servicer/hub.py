@@ -28,7 +28,7 @@ from services.engine.link import (
 from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits, with_role
 from services.engine.servicer.core import Core, CoreRefusal
 from services.engine.servicer.kv_events import KvBoard
-from services.engine.servicer.mailbox import AttachedRouters, Mailbox, rows_of
+from services.engine.servicer.mailbox import AttachedRouters, RouterOutbox, rows_of
 from services.engine.servicer.profiles import Profiles
 from services.engine.servicer.refusals import (
     duplicate,
@@ -280,7 +280,7 @@ class EngineHub:
         port = self.routers.port(sequence.link)
         if port is not None and (row.token_ids or row.prompt_logprobs is not None or row.end is not None):
             row.handle = sequence.handle
-            port.add_row(row, first=not sequence.told)
+            port.steps.add(row, first=not sequence.told)
             sequence.told = True
         if row.end is not None:
             if row.end.HasField("kv_offer"):
@@ -297,7 +297,7 @@ class EngineHub:
             # Its router is gone, and nobody else knows of the offer.
             self._core.abort([sequence.key])
 
-    def leave(self, port: Mailbox) -> None:
+    def leave(self, port: RouterOutbox) -> None:
         """A router is gone: abort what it gave. Idempotent."""
         if not self.routers.leave(port):
             return
@@ -307,7 +307,7 @@ class EngineHub:
             log.info("aborting the sequences of a lost router", sequences=len(live), offers=len(past))
             self._core.abort(live + past)
 
-    def submit(self, port: Mailbox, message: common_pb2.Submit) -> None:
+    def submit(self, port: RouterOutbox, message: common_pb2.Submit) -> None:
         """Take a sequence, or answer with a refusal."""
         try:
             self._take(port, message)
@@ -316,7 +316,7 @@ class EngineHub:
                 log.debug("sequence refused", code=common_pb2.ErrorCode.Name(exc.error.code), reason=str(exc))
             port.refuse(message.handle, exc.error)
 
-    def _take(self, port: Mailbox, message: common_pb2.Submit) -> None:
+    def _take(self, port: RouterOutbox, message: common_pb2.Submit) -> None:
         core, admission, spec = self._core, self.admission, message.spec
         if self._table.known(port.link, message.handle):
             raise CoreRefusal(duplicate())
@@ -353,7 +353,7 @@ class EngineHub:
         self._idle.clear()
         self._watch.on_work(self._clock())
 
-    def abort(self, port: Mailbox, handle: int) -> None:
+    def abort(self, port: RouterOutbox, handle: int) -> None:
         """Abort a sequence and answer with what was found. Idempotent."""
         sequence = self._table.find(port.link, handle)
         if sequence is None:
@@ -392,7 +392,7 @@ class EngineHub:
             end = sequence.fail(error)
             port = self.routers.port(sequence.link)
             if port is not None:
-                port.add_row(StepRow(sequence.handle, end=end))
+                port.steps.add(StepRow(sequence.handle, end=end))
         self._settle()
         self.routers.flush()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
-from catenary.columns import StepRow, split_columns, take_message
+from catenary.columns import StepRow, split_columns
+from catenary.outbox import Messages, Outbox, Steps
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.domain import CoreErrorCode, FinishReason
@@ -99,136 +100,82 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
     return message
 
 
-class StepBuffer:
-    """Rows that a router has not been sent yet. Rows of later steps merge into those of earlier ones. What is
-    the first of its sequence goes before the others, in a message of its own: somebody waits for it, and all
-    rows of a step take longer than one.
+# In place of a load report that is due: the report is made when the stream takes it.
+LOAD_DUE: Final = engine_pb2.AttachRequest(load=engine_pb2.LoadReport())
 
-    Its size is bounded by the tokens of the sequences that are live: a row ends its sequence at the latest at
-    the model's context.
+
+class RouterOutbox(Outbox[engine_pb2.AttachRequest]):
+    """Outbox of one attachment, which `link` names and which is never used twice: steps, then answers, then a
+    load report.
+
+    Rows are added to `steps` as they come and sent from the end of their step on (`flush`). Unsent answers
+    are bounded: while there are `max_answers` of them, the router's commands are not read.
     """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, StepRow] = {}
-        self._first_rows: dict[int, StepRow] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._rows or self._first_rows)
-
-    @property
-    def has_first(self) -> bool:
-        """Whether the next message is one of first rows."""
-        return bool(self._first_rows)
-
-    def add(self, row: StepRow, *, first: bool = False) -> None:
-        """Append news of the handle that the row names. `first`: nothing of it was added before."""
-        held = self._first_rows.get(row.handle) or self._rows.get(row.handle)
-        if held is not None:
-            held.append(row)
-            held.end = row.end or held.end
-        elif first:
-            self._first_rows[row.handle] = row
-        else:
-            self._rows[row.handle] = row
-
-    def take(self) -> common_pb2.StepOutput:
-        """The next message: all rows of one kind, or as many as one of moderate size holds."""
-        return take_message(self._first_rows or self._rows)
-
-
-class Mailbox:
-    """The outbound side of one attachment. `link` names the attachment and is never used twice."""
 
     def __init__(self, link: int, *, max_answers: int) -> None:
         self.link = link
-        self._max_answers = max_answers
-        self._steps = StepBuffer()
-        self._answers: deque[engine_pb2.AttachRequest] = deque()
-        self._load_due = False
+        self.steps = Steps(lambda step: engine_pb2.AttachRequest(step=step))
+        self._answers = Messages[engine_pb2.AttachRequest]()
+        self._load = Messages[engine_pb2.AttachRequest]()
+        super().__init__(self.steps, self._answers, self._load, limit=max_answers)
         self._first_went = False
-        self._wake = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self.closing: str | None = None
+        self.closing = ""
+        """Why the stream ends, once it is to."""
 
-    def add_row(self, row: StepRow, *, first: bool = False) -> None:
-        """Add news of a sequence to the step in the making; `flush` lets it go. `first`: of that sequence."""
-        self._steps.add(row, first=first)
+    @property
+    def unread(self) -> int:
+        """Answers that wait. Rows are bounded by live sequences."""
+        return len(self._answers)
 
     def flush(self) -> None:
-        """A step is complete."""
-        if self._steps:
-            self._wake.set()
+        """Let the rows of a complete step go."""
+        if self.steps:
+            self.wake()
 
     def refuse(self, handle: int, error: common_pb2.Error) -> None:
         """Answer a submit with a refusal."""
-        self._answer(engine_pb2.AttachRequest(refusal=common_pb2.Refusal(handle=handle, error=error)))
+        refusal = common_pb2.Refusal(handle=handle, error=error)
+        self.put(self._answers, engine_pb2.AttachRequest(refusal=refusal))
 
     def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
         """Answer an abort."""
         result = engine_pb2.AbortResult(handle=handle, outcome=outcome)
-        self._answer(engine_pb2.AttachRequest(abort_result=result))
+        self.put(self._answers, engine_pb2.AttachRequest(abort_result=result))
 
     def request_load(self) -> None:
         """Send a load report as soon as the stream takes it."""
-        self._load_due = True
-        self._wake.set()
+        self.put(self._load, LOAD_DUE, "load")
 
-    def close(self, reason: str) -> None:
-        """Send what is here, then end the stream."""
+    def leave(self, reason: str) -> None:
+        """Send what waits, then end the stream. The first reason counts."""
         self.closing = self.closing or reason
-        self._wake.set()
+        self.close(flush=True)
 
-    async def ready(self) -> None:
-        """Wait until there is something to send, or the mailbox is closing."""
-        await self._wake.wait()
+    def take(self) -> list[engine_pb2.AttachRequest]:
+        """Return all messages that wait, LOAD_DUE for a load report.
 
-    async def room(self) -> None:
-        """Wait until another command may be read: a router that reads no answers may send no commands."""
-        await self._room.wait()
-
-    @property
-    def empty(self) -> bool:
-        """Whether everything was taken."""
-        return not self._steps and not self._answers
-
-    def take(self) -> tuple[list[engine_pb2.AttachRequest], bool]:
-        """Everything that waits, the steps first; and whether a load report is due after them. What is first
-        of its sequence comes alone, before the rest is put together: there is more to be taken then. The rest
-        comes next, whatever else is first of a sequence meanwhile."""
-        if self._steps.has_first and not self._first_went:
+        First rows of sequences are returned alone, before the rest is put together, but not twice in a row:
+        the rest is not held up by the first rows of ever more sequences.
+        """
+        if self.steps.has_first and not self._first_went:
             self._first_went = True
-            return [engine_pb2.AttachRequest(step=self._steps.take())], False
+            return [self.steps.pop()]
         self._first_went = False
-        messages: list[engine_pb2.AttachRequest] = []
-        while self._steps:
-            messages.append(engine_pb2.AttachRequest(step=self._steps.take()))
-        messages.extend(self._answers)
-        self._answers.clear()
-        self._room.set()
-        load_due, self._load_due = self._load_due, False
-        if self.closing is None:
-            self._wake.clear()
-        return messages, load_due
-
-    def _answer(self, message: engine_pb2.AttachRequest) -> None:
-        self._answers.append(message)
-        if len(self._answers) >= self._max_answers:
-            self._room.clear()
-        self._wake.set()
+        return super().take()
 
 
 class AttachedRouters:
-    """Mailboxes by link. Also for whom the engine is kept: routers take turns, in the order in which they
-    asked, and while one has its turn the others give this engine nothing new. So it empties, however many
-    routers there are.
+    """Outboxes by link, and the router for which the engine is reserved.
+
+    Routers take turns in the order in which they asked. During the turn of one the engine refuses sequences
+    of the others, so it empties, however many routers there are.
 
     `kept_limit_s` bounds a turn, so that a router which forgets to give back closes it to nobody for ever.
     """
 
     def __init__(self, *, kept_limit_s: float = math.inf) -> None:
         self._kept_limit_s = kept_limit_s
-        self._ports: dict[int, Mailbox] = {}
+        self._ports: dict[int, RouterOutbox] = {}
         # Instance ids, for logs.
         self._names: dict[int, str] = {}
         # In the order of their turns.
@@ -244,17 +191,17 @@ class AttachedRouters:
     def __len__(self) -> int:
         return len(self._ports)
 
-    def port(self, link: int | None) -> Mailbox | None:
-        """The mailbox of a link, if its router is still there."""
+    def port(self, link: int | None) -> RouterOutbox | None:
+        """The outbox of a link, if its router is still there."""
         return None if link is None else self._ports.get(link)
 
-    def join(self, port: Mailbox, router: str) -> None:
+    def join(self, port: RouterOutbox, router: str) -> None:
         """A router granted a lease; `router` is its instance id."""
         self._ports[port.link] = port
         self._names[port.link] = router
         self._nobody.clear()
 
-    def leave(self, port: Mailbox) -> bool:
+    def leave(self, port: RouterOutbox) -> bool:
         """A router is gone. False: it was not here."""
         if self._ports.pop(port.link, None) is None:
             return False
@@ -270,7 +217,7 @@ class AttachedRouters:
         """Wait until no router is attached."""
         await self._nobody.wait()
 
-    def keep(self, port: Mailbox, *, wanted: bool) -> None:
+    def keep(self, port: RouterOutbox, *, wanted: bool) -> None:
         """A router wants the engine for itself from its next turn on, or no longer. Idempotent."""
         if port.link in self._ports:
             self._set_kept(port.link, wanted=wanted)
@@ -301,7 +248,7 @@ class AttachedRouters:
         if waiting:
             self._set_kept(link, wanted=True)
 
-    def knows_of_drain(self, port: Mailbox) -> None:
+    def knows_of_drain(self, port: RouterOutbox) -> None:
         """Its router has answered a report that says DRAINING: what it sends from now on was on its way."""
         self._aware.add(port.link)
         self._left_or_aware.set()
@@ -326,7 +273,7 @@ class AttachedRouters:
     def close(self, reason: str) -> None:
         """Leave every router, after what waits to be sent."""
         for port in self._ports.values():
-            port.close(reason)
+            port.leave(reason)
 
     def _set_kept(self, link: int, *, wanted: bool) -> None:
         before = next(iter(self._keepers), None)

@@ -17,7 +17,7 @@ from services.engine.servicer.attachment import AttachLost, Attachment, AttachRe
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.kv_stream import KvPublishing
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.mailbox import RouterOutbox
 
 log = get_logger(__name__)
 
@@ -98,7 +98,7 @@ class RouterLink:
             channel,
             self._identity,
             self._hub,
-            Mailbox(next(_numbers), max_answers=_MAX_ANSWERS),
+            RouterOutbox(next(_numbers), max_answers=_MAX_ANSWERS),
             self._drain_order,
             self._publishing,
             attach_timeout_s=self._times.attach_timeout_s,

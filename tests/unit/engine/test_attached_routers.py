@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from services.engine.servicer.mailbox import AttachedRouters, Mailbox
+from services.engine.servicer.mailbox import LOAD_DUE, AttachedRouters, RouterOutbox
 
 
-def attached(count: int, **limits: float) -> tuple[AttachedRouters, list[Mailbox]]:
-    routers, ports = AttachedRouters(**limits), [Mailbox(link, max_answers=8) for link in range(count)]
+def attached(count: int, **limits: float) -> tuple[AttachedRouters, list[RouterOutbox]]:
+    routers, ports = AttachedRouters(**limits), [RouterOutbox(link, max_answers=8) for link in range(count)]
     for port in ports:
         routers.join(port, f"router-{port.link}")
     return routers, ports
@@ -18,8 +18,8 @@ def kept_from(routers: AttachedRouters) -> list[bool]:
     return [routers.kept_from(link) for link in range(3)]
 
 
-def reports(ports: list[Mailbox]) -> list[bool]:
-    return [port.take()[1] for port in ports]
+def reports(ports: list[RouterOutbox]) -> list[bool]:
+    return [LOAD_DUE in port.take() for port in ports]
 
 
 def test_routers_take_turns_in_the_order_in_which_they_asked() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.columns import MAX_STEP_WEIGHT, StepRow
+from catenary.outbox import Steps
 from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.domain import CoreErrorCode, FinishReason
@@ -25,7 +26,7 @@ from services.engine.link import (
 from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
 from services.engine.servicer.attachment import Lease, LeaseRefused
 from services.engine.servicer.hub import ProgressWatch
-from services.engine.servicer.mailbox import Mailbox, StepBuffer, rows_of
+from services.engine.servicer.mailbox import LOAD_DUE, RouterOutbox, rows_of
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 
 
@@ -67,6 +68,10 @@ def test_a_lost_link_leaves_its_sequences_to_be_aborted_once() -> None:
     assert len(table) == 0
 
 
+def _steps() -> Steps[common_pb2.StepOutput]:
+    return Steps(lambda step: step)
+
+
 _COLUMNS = StepColumns(
     keys=[10, 11, 12],
     token_counts=[1, 0, 2],
@@ -101,10 +106,10 @@ def test_columns_split_into_rows() -> None:
 
 
 def test_rows_build_one_message_with_their_ends_in_place() -> None:
-    buffer = StepBuffer()
+    buffer = _steps()
     for row in rows_of(_COLUMNS):
         buffer.add(row)
-    step = buffer.take()
+    step = buffer.pop()
     assert list(step.handles) == [10, 11, 12]
     assert list(step.token_counts) == [1, 0, 2]
     assert list(step.token_ids) == [7, 8, 9]
@@ -114,47 +119,47 @@ def test_rows_build_one_message_with_their_ends_in_place() -> None:
 
 
 def test_what_is_first_of_its_sequence_goes_before_the_rest_and_alone() -> None:
-    box = Mailbox(1, max_answers=4)
-    box.add_row(StepRow(1, [10]))
-    box.add_row(StepRow(2, [20]), first=True)
-    box.add_row(StepRow(2, [21]))
+    box = RouterOutbox(1, max_answers=4)
+    box.steps.add(StepRow(1, [10]))
+    box.steps.add(StepRow(2, [20]), first=True)
+    box.steps.add(StepRow(2, [21]))
     box.request_load()
-    (first,), load_due = box.take()
-    assert (list(first.step.handles), list(first.step.token_ids), load_due) == ([2], [20, 21], False)
-    assert not box.empty
+    (first,) = box.take()
+    assert (list(first.step.handles), list(first.step.token_ids)) == ([2], [20, 21])
+    assert box
     # What follows is no first row any more, whatever else waits.
-    box.add_row(StepRow(2, [22]))
-    box.add_row(StepRow(1, [11]))
-    (rest,), load_due = box.take()
-    assert (list(rest.step.handles), list(rest.step.token_ids), load_due) == ([1, 2], [10, 11, 22], True)
-    assert box.empty
+    box.steps.add(StepRow(2, [22]))
+    box.steps.add(StepRow(1, [11]))
+    rest, load = box.take()
+    assert (list(rest.step.handles), list(rest.step.token_ids), load) == ([1, 2], [10, 11, 22], LOAD_DUE)
+    assert not box
 
 
 def test_what_is_first_of_its_sequence_holds_nothing_up_for_long() -> None:
-    box = Mailbox(1, max_answers=1)
-    box.add_row(StepRow(1, [10]))
+    box = RouterOutbox(1, max_answers=1)
+    box.steps.add(StepRow(1, [10]))
     box.refuse(9, common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED))
     box.request_load()
     taken = []
     for handle in (2, 3, 4):
-        box.add_row(StepRow(handle, [handle]), first=True)
-        messages, load_due = box.take()
+        box.steps.add(StepRow(handle, [handle]), first=True)
+        messages = box.take()
         kinds = [message.WhichOneof("payload") for message in messages]
-        taken.append((kinds, [handle for message in messages for handle in message.step.handles], load_due))
+        taken.append((kinds, [handle for message in messages for handle in message.step.handles]))
     assert taken == [
-        (["step"], [2], False),
-        (["step", "step", "refusal"], [3, 1], True),
-        (["step"], [4], False),
+        (["step"], [2]),
+        (["step", "step", "refusal", "load"], [3, 1]),
+        (["step"], [4]),
     ]
 
 
 def test_rows_that_are_too_much_for_one_message_make_several() -> None:
-    buffer = StepBuffer()
+    buffer = _steps()
     for handle in range(5):
         buffer.add(StepRow(handle, [7] * (MAX_STEP_WEIGHT // 2 - 1)))
     found = []
     while buffer:
-        found.append(list(buffer.take().handles))
+        found.append(list(buffer.pop().handles))
     assert found == [[0, 1], [2, 3], [4]]
 
 
@@ -167,10 +172,10 @@ def test_rows_that_are_too_much_for_one_message_make_several() -> None:
 def test_merged_steps_hold_the_same_tokens_in_order(
     steps: list[dict[int, list[int]]], reads: set[int]
 ) -> None:
-    buffer, want, got = StepBuffer(), dict[int, list[int]](), dict[int, list[int]]()
+    buffer, want, got = _steps(), dict[int, list[int]](), dict[int, list[int]]()
 
     def read() -> None:
-        step, offset = buffer.take(), 0
+        step, offset = buffer.pop(), 0
         assert sum(step.token_counts) == len(step.token_ids)
         for handle, count in zip(step.handles, step.token_counts, strict=True):
             got.setdefault(handle, []).extend(step.token_ids[offset : offset + count])
