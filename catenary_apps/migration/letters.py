@@ -16,7 +16,7 @@ from catenary_apps.migration.launch import ENGINE, UP, Launch
 from catenary_apps.migration.serve import parse_serve
 from services.engine.vllm_variables import Row, Status
 
-_TEST = "tests/unit/catenary/test_migration_letters.py::"
+_TEST = "tests/unit/catenary_apps/migration/test_letters.py::"
 _BLOCK = 128
 _LEAST_TOKENS = 2048
 # Most prompts that an engine computes together; the default lengths of releases that have -i and -o.

@@ -18,7 +18,7 @@ from catenary_apps.migration.serve_options import (
     supported,
 )
 
-_TEST = "tests/unit/catenary/test_migration_serve.py::"
+_TEST = "tests/unit/catenary_apps/migration/test_serve.py::"
 _SETS = f"{_TEST}test_option_sets_a_variable"
 MODEL = f"{UP}MODEL"
 MODEL_OPTION = "--model"

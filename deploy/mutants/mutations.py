@@ -21,8 +21,8 @@ class Mutation:
 
 
 _HPU = "services/engine/device/hpu"
-_TRAPS = "tests/sim/test_sim_traps.py"
-_SERVED = "tests/sim/test_sim_traps_served.py"
+_TRAPS = "tests/sim/simulator/test_traps.py"
+_SERVED = "tests/sim/simulator/test_traps_served.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -173,7 +173,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/device.py",
         old="host = memory[:count].view(tensor.dtype).view(tensor.shape)",
         new="host = torch.empty(tensor.shape, dtype=tensor.dtype)",
-        test="tests/sim/test_hpu_parts.py::test_a_copy_to_the_host_is_void_until_it_is_waited_for",
+        test="tests/sim/hpu/test_parts.py::test_a_copy_to_the_host_is_void_until_it_is_waited_for",
     ),
     Mutation(
         trap="rounded-scores",
@@ -181,7 +181,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/attention.py",
         old="    if softmax is Softmax.FP32:\n        query = query.float()",
         new="    if softmax is Softmax.FP32:\n        query = query.clone()",
-        test="tests/sim/test_hpu_attention.py::test_large_scores_keep_their_differences_in_float32",
+        test="tests/sim/hpu/test_attention.py::test_large_scores_keep_their_differences_in_float32",
     ),
     Mutation(
         trap="adjustment-for-qwen2",
@@ -189,7 +189,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/kernels.py",
         old="    if not asked and (float32_scores or attention.softmax is Softmax.FP32):",
         new="    if False:",
-        test="tests/sim/test_hpu_kernels.py::test_rules_by_model",
+        test="tests/sim/hpu/test_kernels.py::test_rules_by_model",
     ),
     Mutation(
         trap="buffers-hashed",
@@ -205,7 +205,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/device.py",
         old="return self.mode.captures",
         new="return self.budgets_graphs",
-        test="tests/sim/test_hpu_memory.py::test_the_modes_that_keep_recipes_leave_them_memory",
+        test="tests/sim/hpu/test_memory.py::test_the_modes_that_keep_recipes_leave_them_memory",
     ),
     Mutation(
         trap="early-bridge",
@@ -213,7 +213,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file="services/engine/__init__.py",
         old='os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"',
         new='os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"',
-        test="tests/sim/test_hpu_opening.py::test_torch_does_not_load_a_bridge_by_itself",
+        test="tests/sim/hpu/test_opening.py::test_torch_does_not_load_a_bridge_by_itself",
     ),
     Mutation(
         trap="second-process",
@@ -287,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/attention.py",
         old="rows, batch + 1, shape",
         new="rows, batch, shape",
-        test="tests/sim/test_hpu_attention.py::test_blocks_of_nobody_may_hold_anything",
+        test="tests/sim/hpu/test_attention.py::test_blocks_of_nobody_may_hold_anything",
     ),
     Mutation(
         trap="fused-adjustment-without-padding",
@@ -295,7 +295,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/attention.py",
         old="highest, sums, rows, batch + 1, [count",
         new="highest, sums, rows, batch, [count",
-        test="tests/sim/test_hpu_attention.py::test_blocks_of_nobody_may_hold_anything",
+        test="tests/sim/hpu/test_attention.py::test_blocks_of_nobody_may_hold_anything",
     ),
     Mutation(
         trap="keys-of-another-dtype",
@@ -303,7 +303,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/attention.py",
         old="    wide = pad(value, (0, missing)) if missing else value",
         new="    wide = pad(value.float(), (0, missing)) if missing else value",
-        test="tests/sim/test_hpu_attention.py::test_bfloat16",
+        test="tests/sim/hpu/test_attention.py::test_bfloat16",
     ),
     Mutation(
         trap="pivots-without-their-own",
@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{_HPU}/attention.py",
         old='return pivot.index_reduce_(0, rows, highest, "amax")',
         new='return pivot.index_reduce_(0, rows, highest, "amax", include_self=False)',
-        test="tests/sim/test_hpu_attention.py::test_nothing_is_read_by_the_host_and_nothing_runs_on_it",
+        test="tests/sim/hpu/test_attention.py::test_nothing_is_read_by_the_host_and_nothing_runs_on_it",
     ),
     Mutation(
         trap="garbage-in-modules",

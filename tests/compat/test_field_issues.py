@@ -12,14 +12,14 @@ import pytest
 from catenary.v1 import engine_pb2
 from services.router.fleet import BreakerState
 from tests.compat.field_issues import ISSUES
-from tests.integration.router_fakes import FakeEngine, FakeGateway, expected, running_router, spec, until
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import MODEL, script, tokenizer_process
+from tests.support.repository import ROOT
+from tests.support.router_fakes import FakeEngine, FakeGateway, expected, running_router, spec, until
 from tests.support.stack_fixtures import StartStack
 from tests.support.token_stream import TokenStream
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 LONG = 300
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 
 MODEL = "all-MiniLM-L6-v2"
 TOLERANCE = 1e-5
-# See tests/unit/engine/test_torch_pooled_core.py.
+# See tests/unit/engine/core/test_pooled.py.
 NEIGHBOURS = 2e-6
 TEXTS = [
     "What is the capital of France?",

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.support.e2e_stack import ProcessStack
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
 
 
 def run(*command: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import ROOT
 from tests.support.tiny_llm import chat_model
 
-ROOT = Path(__file__).parents[2]
 # A hang is for ever: what ends does so within seconds, on a loaded machine within minutes.
 ENDS_S = 240
 

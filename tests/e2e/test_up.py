@@ -17,11 +17,11 @@ import httpx2
 import pytest
 
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.repository import ROOT
 from tests.support.up import MODEL, QUESTION, Up, descendants, processes, two_free_ports, wait_for
 
 pytestmark = pytest.mark.model
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 150.0
 STOP_S = 45.0
 

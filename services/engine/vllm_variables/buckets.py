@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from catenary.config import ConfigError
 from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent
 
-_TEST = "tests/unit/engine/test_migration_buckets.py::"
+_TEST = "tests/unit/engine/vllm_variables/test_buckets.py::"
 STRATEGY, OLD_SWITCH, FILE = (
     "VLLM_BUCKETING_STRATEGY",
     "VLLM_EXPONENTIAL_BUCKETING",

@@ -6,7 +6,7 @@ from catenary.config import ConfigError
 from catenary.cpus import parse_binding
 from services.engine.vllm_variables.rows import Row, Status, Variables, unneeded
 
-_TEST = "tests/unit/engine/test_migration_cpu.py::"
+_TEST = "tests/unit/engine/vllm_variables/test_cpu.py::"
 SPACE, BIND, RESERVED = "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"
 
 

@@ -15,7 +15,7 @@ from services.engine.vllm_variables.rows import (
     unneeded,
 )
 
-_TEST = "tests/unit/engine/test_migration_engine.py::"
+_TEST = "tests/unit/engine/vllm_variables/test_engine.py::"
 _COPIED = f"{_TEST}test_variable_sets_its_option"
 _LEVELS = {
     "debug": "debug",
@@ -131,7 +131,7 @@ ROWS = (
     ),
     passed_on(
         "read by the Gaudi software",
-        "tests/unit/cli/test_migration_up.py::test_variables_reach_the_engine_as_they_are",
+        "tests/unit/catenary_apps/migration/test_up.py::test_variables_reach_the_engine_as_they_are",
         "PT_HPU_ENABLE_LAZY_COLLECTIVES",
         "PT_HPU_WEIGHT_SHARING",
         "EXPERIMENTAL_WEIGHT_SHARING",

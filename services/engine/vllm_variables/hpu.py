@@ -5,7 +5,7 @@ from __future__ import annotations
 from catenary.config import ConfigError
 from services.engine.vllm_variables.rows import Row, Status, Variables, copied, equivalent
 
-_TEST = "tests/unit/engine/test_migration_hpu.py::"
+_TEST = "tests/unit/engine/vllm_variables/test_hpu.py::"
 _COPIED = f"{_TEST}test_variable_sets_its_option"
 RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
 _STEP_LOGS = {

@@ -12,7 +12,7 @@ from services.engine.vllm_variables.rows import (
     unneeded,
 )
 
-_TEST = "tests/unit/engine/test_migration_engine.py::"
+_TEST = "tests/unit/engine/vllm_variables/test_engine.py::"
 _COPIED = f"{_TEST}test_variable_sets_its_option"
 _STRATEGIES = {"min_tokens": "min_tokens", "max_bs": "max_bs"}
 CONTIGUOUS = "VLLM_CONTIGUOUS_PA"
@@ -77,7 +77,7 @@ ROWS = (
     ),
     copied(
         "allow_long_max_model_len",
-        "tests/unit/engine/test_torch_long_context.py::test_model_goes_beyond_its_context_where_that_is_allowed",
+        "tests/unit/engine/core/test_long_context.py::test_model_goes_beyond_its_context_where_that_is_allowed",
         " of the engine, where the model's positions can be computed",
     ),
     unneeded(
@@ -88,7 +88,7 @@ ROWS = (
     ),
     passed_on(
         "read by the Gaudi software",
-        "tests/unit/cli/test_migration_up.py::test_variables_reach_the_engine_as_they_are",
+        "tests/unit/catenary_apps/migration/test_up.py::test_variables_reach_the_engine_as_they_are",
         "PT_HPU_SDPA_QKV_SLICE_MODE_FWD",
         "PT_HPU_SDPA_BC_FACTOR",
         "PT_HPU_QKV_SLICE_SEQ_LEN_THLD",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent, passed_on, unneeded
 
-_HUBS = "tests/unit/engine/test_hubs.py::"
+_HUBS = "tests/unit/engine/model/test_hubs.py::"
 
 
 def _api_key(variables: Variables) -> None:
@@ -22,7 +22,7 @@ ROWS = (
         Status.SUPPORTED,
         "`--api-key` of `catenary up`; the gateway's processes alone get it; an empty one ends the start",
         _api_key,
-        "tests/unit/cli/test_migration_up.py::test_api_key_reaches_the_gateway_alone",
+        "tests/unit/catenary_apps/migration/test_up.py::test_api_key_reaches_the_gateway_alone",
     ),
     Row(
         ("VLLM_USE_MODELSCOPE",),
@@ -62,7 +62,7 @@ ROWS = (
     ),
     passed_on(
         "read by huggingface_hub",
-        "tests/unit/cli/test_migration_up.py::test_variables_reach_the_engine_as_they_are",
+        "tests/unit/catenary_apps/migration/test_up.py::test_variables_reach_the_engine_as_they_are",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HF_TOKEN",

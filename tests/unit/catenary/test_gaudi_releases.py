@@ -6,13 +6,11 @@ import ast
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from catenary.gaudi import IMAGE, PYTHONS, RELEASES, too_old
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.repository import ROOT
 
 
 @pytest.mark.parametrize("version", ["1.21.3", "1.21.0.555", "1.19.1", "0.9", "1.9.0"])

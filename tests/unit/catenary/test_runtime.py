@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from catenary.runtime import module_command
+from tests.support.repository import ROOT
 
 PROLOGUE = """
 import asyncio, sys
@@ -160,7 +161,7 @@ def test_children_import_nothing_of_the_working_directory(module: str, tmp_path:
     for name in ("services", "gateway", "catenary"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the working directory')")
-    ours = Path(__file__).parents[3]
+    ours = ROOT
     code = (
         "import os, subprocess; from catenary.runtime import module_command; "
         f"os.chdir({str(tmp_path)!r}); "
@@ -177,7 +178,7 @@ def test_children_import_nothing_of_the_working_directory(module: str, tmp_path:
 
 
 def test_a_checkout_that_is_not_installed_finds_its_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = Path(__file__).parents[3]
+    ours = ROOT
     monkeypatch.chdir(ours)
     monkeypatch.setattr(sys, "path", [str(ours), *sys.path])
     assert module_command("gateway")[1:] == ("-m", "gateway")

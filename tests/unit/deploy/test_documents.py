@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.repository import ROOT
+
 GROUPS = ("catenary", "catenary_apps", "catenary_testing", "gateway")
 SERVICES = ("services/engine", "services/router", "services/tokenizer")
 _LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
