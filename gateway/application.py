@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from catenary.nearest import nearest
-from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
+from gateway.auth import AccessGate, ApiKeys, read_keys
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
 from gateway.errors import ApiError, internal
@@ -59,8 +59,9 @@ def guarded(
     """
     keys = read_keys((*config.api_key, *config.operator_key), config.api_key_file)
     # Headers that it refuses are refused before a key's limits count the request.
-    behind: ASGIApp = CallerGate(limit(app), ApiKeys(config.operator_key))
-    behind = AuthGate(behind, keys, metrics_public=config.metrics_public)
+    behind: ASGIApp = AccessGate(
+        limit(app), keys, ApiKeys(config.operator_key), metrics_public=config.metrics_public
+    )
     behind = cross_origin.gate(behind, keyed=bool(keys))
     hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
     return RequestContext(

@@ -1,19 +1,20 @@
-"""API keys: the file of them, which are valid, and the gate in front of every route."""
+"""Callers: API keys, the gate in front of every route, and the headers that admission looks at."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from catenary.config import ConfigError
-from gateway.caller import PRIORITY_CLASS, calling, read_caller
-from gateway.errors import ApiError
+from catenary.v1 import common_pb2
+from gateway.errors import ApiError, bad_request
 from gateway.http.answers import send_error
 from gateway.http.context import HEALTH_PATHS
 
@@ -97,67 +98,110 @@ def owner_name(key: bytes) -> str:
     return hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
 
 
-class AuthGate:
-    """ASGI middleware: without a valid key only the page at / and the health routes answer. It looks at the
-    very path that the router sees, never at one rebuilt from the Host header."""
+HeaderList = list[tuple[bytes, bytes]]
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
+
+class Allowance:
+    """Share of its key's limits that one request may use.
+
+    `headers` go into its answer; they grow as more becomes known."""
+
+    def __init__(
+        self,
+        spend: Callable[[int, HeaderList], Awaitable[None]] | None = None,
+        charge: Callable[[int], None] | None = None,
+    ) -> None:
+        """`spend` counts prompt tokens or raises ApiError 429; `charge` counts generated tokens."""
+        self._spend = spend
+        self._charge = charge
+        self._spent = False
+        self.headers: HeaderList = []
+
+    async def spend(self, prompt_tokens: int) -> None:
+        """Count the prompts' tokens, once however often the request is tried. Raises ApiError 429."""
+        if self._spend is not None and not self._spent:
+            await self._spend(prompt_tokens, self.headers)
+            self._spent = True
+
+    def charge(self, generated_tokens: int) -> None:
+        """Count generated tokens; those beyond the limit are taken from the next minutes."""
+        if self._charge is not None and generated_tokens:
+            self._charge(generated_tokens)
+
+
+UNLIMITED = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a request.
+
+    owner: name of the API key, for usage and stored objects; empty without keys.
+    session_id, max_wait_ms, priority_class: from the headers.
+    bulk: the request is a line of a batch.
+    cache_salt: requests with the same one share cached KV; one for each API key, empty without keys.
+    allowance: what the limits of the key leave to this request.
+    """
+
+    owner: str = ""
+    session_id: str = ""
+    max_wait_ms: int | None = None
+    priority_class: common_pb2.PriorityClass.ValueType = common_pb2.PRIORITY_CLASS_UNSPECIFIED
+    bulk: bool = False
+    cache_salt: str = ""
+    allowance: Allowance = field(default=UNLIMITED, compare=False)
+
+
+_CALLER = "catenary.caller"
+_ANONYMOUS = Caller()
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Return the caller of a request; an anonymous one in front of AccessGate."""
+    caller: Caller = scope.get(_CALLER, _ANONYMOUS)
+    return caller
+
+
+def set_caller(scope: Scope, caller: Caller) -> None:
+    """Set the caller of a request, for `caller_of`."""
+    scope[_CALLER] = caller
+
+
+class AccessGate:
+    """ASGI middleware: refuse requests without a valid key, and set the caller of the others.
+
+    It looks at the very path that the router sees, never at one rebuilt from the Host header."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, *, metrics_public: bool) -> None:
+        """`operators`: keys that may ask for the class system."""
         self._app = app
         self._keys = keys
+        self._operators = operators
         self._open = HEALTH_PATHS | {"/"} | ({"/metrics"} if metrics_public else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in self._open:
-            await self._app(scope, receive, send)
-            return
-        key = bearer_key(Headers(scope=scope))
-        if key is None:
-            await send_error(
-                send, _unauthorized("You didn't provide an API key in an Authorization: Bearer header.")
-            )
-        elif not self._keys.accepts(key):
-            await send_error(send, _unauthorized("Incorrect API key provided."))
-        else:
+        if scope["type"] == "http":
+            try:
+                set_caller(scope, self._identified(scope))
+            except ApiError as refusal:
+                await send_error(send, refusal)
+                return
+        await self._app(scope, receive, send)
+
+    def _identified(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        key = bearer_key(headers)
+        owner = salt = ""
+        if self._keys and scope["path"] not in self._open:
+            if key is None:
+                raise _unauthorized("You didn't provide an API key in an Authorization: Bearer header.")
+            if not self._keys.accepts(key):
+                raise _unauthorized("Incorrect API key provided.")
             # A request under another key must not show by a hit, or its speed, what was asked under this one.
             salt = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
-            identify(scope, owner=owner_name(key), cache_salt=salt)
-            await self._app(scope, receive, send)
-
-
-class CallerGate:
-    """ASGI middleware, behind AuthGate: says for whom a request is worked on, and how it is to be treated."""
-
-    def __init__(self, app: ASGIApp, operators: ApiKeys) -> None:
-        """`operators`: keys that may ask for the class system."""
-        self._app = app
-        self._operators = operators
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        key = bearer_key(headers) if PRIORITY_CLASS in headers else None
-        try:
-            operator = key is not None and self._operators.accepts(key)
-            caller = read_caller(headers, owner_of(scope), operator=operator)
-        except ApiError as refusal:
-            await send_error(send, refusal)
-            return
-        with calling(caller):
-            await self._app(scope, receive, send)
-
-
-def identify(scope: Scope, *, owner: str, cache_salt: str) -> None:
-    """Say whose request it is, for `owner_of` and `cache_salt_of`."""
-    scope[_OWNER] = owner
-    scope[_CACHE_SALT] = cache_salt
-
-
-def cache_salt_of(scope: Scope) -> str:
-    """The name under which a request shares cached KV: one for each API key, empty without keys."""
-    salt: str = scope.get(_CACHE_SALT, "")
-    return salt
+            owner = owner_name(key)
+        operator = PRIORITY_CLASS in headers and key is not None and self._operators.accepts(key)
+        return read_caller(headers, owner, operator=operator, cache_salt=salt)
 
 
 def salted(key_salt: str, request_salt: str | None) -> str:
@@ -166,12 +210,6 @@ def salted(key_salt: str, request_salt: str | None) -> str:
         return key_salt
     both = f"{key_salt}\n{request_salt}".encode()
     return hashlib.blake2b(both, digest_size=16, person=b"request salt").hexdigest()
-
-
-def owner_of(scope: Scope) -> str:
-    """Whose a request's stored things are: a name for each API key, empty without keys."""
-    owner: str = scope.get(_OWNER, "")
-    return owner
 
 
 def bearer_key(headers: Headers) -> bytes | None:
@@ -187,3 +225,60 @@ def bearer_key(headers: Headers) -> bytes | None:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
+
+
+SESSION_ID = "x-session-id"
+MAX_WAIT_MS = "x-max-wait-ms"
+PRIORITY_CLASS = "x-priority-class"
+# Of headers: their size is bounded by --max-header-kib, and no wait is allowed to be longer than a day.
+MAX_SESSION_ID = 256
+LONGEST_WAIT_MS = 86_400_000
+_CLASSES: dict[str, common_pb2.PriorityClass.ValueType] = {
+    "system": common_pb2.PRIORITY_CLASS_SYSTEM,
+    "interactive": common_pb2.PRIORITY_CLASS_INTERACTIVE,
+    "default": common_pb2.PRIORITY_CLASS_DEFAULT,
+    "bulk": common_pb2.PRIORITY_CLASS_BULK,
+}
+PRIORITY_CLASSES = tuple(_CLASSES)
+
+
+def read_caller(headers: Headers, owner: str, *, operator: bool, cache_salt: str = "") -> Caller:
+    """Return the caller of a request. `operator`: its key may ask for the class system.
+
+    Raises ApiError: 400 for a header that makes no sense, 403 for a class that the key may not ask for."""
+    session_id = _only(headers, SESSION_ID) or ""
+    if len(session_id) > MAX_SESSION_ID:
+        raise bad_request(f"The header {SESSION_ID} is longer than {MAX_SESSION_ID} characters.", SESSION_ID)
+    name = _only(headers, PRIORITY_CLASS)
+    if name is not None and name not in _CLASSES:
+        raise bad_request(
+            f"The header {PRIORITY_CLASS} must be one of: {', '.join(_CLASSES)}.", PRIORITY_CLASS
+        )
+    if name == "system" and not operator:
+        raise ApiError(
+            403,
+            "This key may not ask for the class system; see the gateway's option operator-key.",
+            kind="permission_error",
+            code="class_not_allowed",
+            param=PRIORITY_CLASS,
+        )
+    wanted = common_pb2.PRIORITY_CLASS_UNSPECIFIED if name is None else _CLASSES[name]
+    return Caller(owner, session_id, _max_wait_ms(_only(headers, MAX_WAIT_MS)), wanted, cache_salt=cache_salt)
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    """The value of a header that stands once at the most, without the blanks around it."""
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise bad_request(f"The header {name} stands more than once.", name)
+    return values[0].strip(" \t") if values else None
+
+
+def _max_wait_ms(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= LONGEST_WAIT_MS):
+        raise bad_request(
+            f"The header {MAX_WAIT_MS} must be a number of milliseconds, 0 to {LONGEST_WAIT_MS}.", MAX_WAIT_MS
+        )
+    return int(text)

@@ -60,10 +60,10 @@ class Wanted:
         """The same with objects as the specification has them: with any other properties."""
         return replace(self, part=None if self.part is None else self.part.opened(), closed=False)
 
-    async def check(self, model: str, pool: TokenizerPool, limits: RequestLimits) -> None:
+    async def check(self, model: str, pool: TokenizerPool, limits: RequestLimits, tenant: str) -> None:
         """Have it compiled for `model`. Raises ApiError: 400 if it cannot be honoured."""
         if self.part is not None:
-            await self.part.check(model, pool, limits)
+            await self.part.check(model, pool, limits, tenant)
         size = len(self.source.encode())
         if size > limits.max_constraint_bytes:
             raise bad_request(
@@ -72,7 +72,9 @@ class Wanted:
                 self.param,
             )
         await pool.check_constraint(
-            tokenizer_pb2.CheckConstraintRequest(model=model, constraint=self.message(), param=self.param)
+            tokenizer_pb2.CheckConstraintRequest(
+                model=model, constraint=self.message(), param=self.param, tenant=tenant
+            )
         )
 
     def message(self, after: str | None = None) -> common_pb2.Constraint:

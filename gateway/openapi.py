@@ -11,7 +11,7 @@ import msgspec
 import pydantic.json_schema
 from msgspec import UNSET, inspect
 
-from gateway.caller import (
+from gateway.auth import (
     LONGEST_WAIT_MS,
     MAX_SESSION_ID,
     MAX_WAIT_MS,

@@ -28,6 +28,7 @@ from catenary_apps.llm.prompts import (
     read_prompts,
 )
 from catenary_apps.llm.sampling_params import BeamSearchParams, SamplingParams
+from gateway import Caller
 from gateway.generation.service import collect
 from gateway.routes.completions import ChatEndpoint
 
@@ -242,7 +243,7 @@ class LLM(PooledCalls, Lacking):
         prompts = []
         for messages in chats:
             body = {"model": self._stack.name, "messages": messages, **chat}
-            plan, _ = await service.prepare(endpoint, endpoint.parse(body, service.limits), cache_salt="")
+            plan, _ = await service.prepare(endpoint, endpoint.parse(body, service.limits), Caller())
             prompts.append(list(plan.prompts[0]))
         return prompts
 
@@ -250,7 +251,7 @@ class LLM(PooledCalls, Lacking):
         service, endpoint = self._stack.generations, OfflineEndpoint()
         asked = {"model": self._stack.name, "return_token_ids": True, **body}
         fields = endpoint.parse(asked, service.limits)
-        async with service.run(endpoint, fields, cache_salt="", deadline=service.deadline()) as running:
+        async with service.run(endpoint, fields, Caller(), deadline=service.deadline()) as running:
             await running.begin()
             return request_output(running.generation, await collect(running.generation), prompt)
 

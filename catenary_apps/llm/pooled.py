@@ -24,6 +24,7 @@ from catenary_apps.llm.outputs import (
 )
 from catenary_apps.llm.prompts import Prompt, check_arguments, read_one, read_prompts, read_texts
 from catenary_apps.llm.sampling_params import PoolingParams
+from gateway import Caller
 from gateway.pooling.answers import scores_of, unpack
 from gateway.pooling.work import Pooled
 
@@ -160,12 +161,12 @@ class PooledCalls(Calls):
     async def _document(self, body: dict[str, Any]) -> Pooled:
         stack, endpoint = self._stack, DocumentTask((self._stack.task,))
         fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
-        return await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
+        return await stack.poolings.run(endpoint, fields, Caller(), deadline=stack.generations.deadline())
 
     async def _pair(self, body: dict[str, Any]) -> list[ScoringRequestOutput]:
         stack, endpoint = self._stack, PairTask()
         fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
-        pooled = await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
+        pooled = await stack.poolings.run(endpoint, fields, Caller(), deadline=stack.generations.deadline())
         pairs = [(place,) for place in range(len(pooled.documents))]
         places: Sequence[tuple[int, ...]] = pooled.work.compared or pairs
         return [

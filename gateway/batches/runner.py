@@ -14,11 +14,10 @@ from starlette.types import ASGIApp, Message, Scope
 
 from catenary.backoff import Backoff
 from catenary.telemetry import bind_request, get_logger, new_id, start_span
-from gateway.auth import identify
+from gateway.auth import Caller, set_caller
 from gateway.batches.files import FileStore
 from gateway.batches.job import BatchJob, BatchLine, JobLimits, LineResult
 from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost
-from gateway.caller import Caller, calling
 from gateway.errors import ApiError, bad_request, internal
 from gateway.ignored import ignored_header
 from gateway.limits.limiter import BEYOND_ITS_KEY, COUNTED, Tried
@@ -69,12 +68,11 @@ async def call_inside(
         "server": None,
         COUNTED: tried,
     }
-    identify(scope, owner=owner, cache_salt=cache_salt)
+    set_caller(scope, Caller(owner, bulk=True, cache_salt=cache_salt))
     span = start_span(f"batch {path}", None)
     with bind_request(request_id, span.traceparent):
         try:
-            with calling(Caller(owner=owner, bulk=True)):
-                await app(scope, _Receive(data), answer)
+            await app(scope, _Receive(data), answer)
         except Exception:
             # The framework answers with a 500 and raises the defect again.
             _log.exception("request of a batch failed")

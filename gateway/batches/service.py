@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import new_id
-from gateway.auth import cache_salt_of, owner_of
+from gateway.auth import caller_of
 from gateway.batches.files import FileStore, Upload, declared_bytes, read_upload
 from gateway.batches.objects import (
     BATCH_ID,
@@ -60,7 +60,7 @@ class BatchService:
 
     async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
-        owner, file_id = owner_of(scope), new_id(FILE_ID)
+        owner, file_id = caller_of(scope).owner, new_id(FILE_ID)
         request = Request(scope, receive)
         with self._generation.place():
             await self.files.begin(owner, file_id, declared_bytes(request, self._limits.max_file_bytes))
@@ -88,8 +88,8 @@ class BatchService:
             endpoints = self._runner.endpoints
             if request.endpoint not in endpoints:
                 raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(endpoints)}.", "endpoint")
-            owner, now = owner_of(scope), time.time()
-            file = await self.files.get(owner, request.input_file_id)
+            caller, now = caller_of(scope), time.time()
+            file = await self.files.get(caller.owner, request.input_file_id)
             if file.purpose is not Purpose.BATCH:
                 raise bad_request(
                     "Invalid 'input_file_id': the file's purpose is not batch.", "input_file_id"
@@ -103,7 +103,7 @@ class BatchService:
                 expires_at=int(now + request.window_s),
                 metadata=request.metadata,
             )
-            claim = ClaimedBatch(batch, owner, cache_salt_of(scope), new_id(FILE_ID), new_id(FILE_ID))
+            claim = ClaimedBatch(batch, caller.owner, caller.cache_salt, new_id(FILE_ID), new_id(FILE_ID))
             after = request.output_expires_after
             await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
             self._runner.wake()

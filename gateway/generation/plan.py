@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer, Vocabulary
 from catenary.v1 import common_pb2
-from gateway.caller import Caller
+from gateway.auth import Caller
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.parsing.choice import ParserChoice, TextParser
 from gateway.parsing.output import ContentStops

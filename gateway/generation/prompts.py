@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
+from gateway.auth import Caller, caller_of
 from gateway.errors import ApiError, bad_request
 from gateway.generation.chat import to_chat_input
 from gateway.generation.service import Endpoint, GenerationService, T
@@ -48,7 +49,7 @@ class RenderedRequest(msgspec.Struct):
 
 MANY_TOKENS = 5000
 
-PromptHandler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
+PromptHandler = Callable[[dict[str, Any], Caller], Coroutine[Any, Any, Any]]
 
 
 class PromptService:
@@ -64,11 +65,11 @@ class PromptService:
         with self._service.place():
             body = await self._service.read(scope, receive)
             async with ClientWatch(receive) as watch:
-                answer: Any = await watch.run(handler(body))
+                answer: Any = await watch.run(handler(body, caller_of(scope)))
                 # A million ids take long to write, and others wait for the loop.
                 await send_json(send, await asyncio.to_thread(msgspec.json.encode, answer))
 
-    async def tokenize(self, body: dict[str, Any]) -> Tokens:
+    async def tokenize(self, body: dict[str, Any], caller: Caller) -> Tokens:
         """Ids of a text or of a chat. Raises ApiError."""
         if "messages" in body and "prompt" in body:
             raise bad_request("Only one of 'prompt' and 'messages' is allowed.", "prompt")
@@ -77,13 +78,18 @@ class PromptService:
         if "messages" in body:
             fields = parse_request(TokenizeChatRequest, body, limits)
             model = self._models.known(fields.model)
-            chat = tokenizer_pb2.RenderRequest(model=model.name, chat=to_chat_input(fields, model.traits))
+            chat = tokenizer_pb2.RenderRequest(
+                model=model.name, tenant=caller.owner, chat=to_chat_input(fields, model.traits)
+            )
             (ids,) = (await self._tokenizers.render(chat)).prompts
         else:
             fields = parse_request(TokenizeRequest, body, limits)
             model = self._models.known(fields.model)
             text = tokenizer_pb2.TokenizeRequest(
-                model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
+                model=model.name,
+                tenant=caller.owner,
+                text=fields.prompt,
+                add_special_tokens=fields.add_special_tokens,
             )
             try:
                 ids = await self._tokenizers.tokenize(text)
@@ -95,17 +101,21 @@ class PromptService:
         spelled = await _spellings(model, ids) if fields.return_token_strs else None
         return Tokens(len(ids), model.max_model_len, ids, spelled)
 
-    async def detokenize(self, body: dict[str, Any]) -> TokensText:
+    async def detokenize(self, body: dict[str, Any], caller: Caller) -> TokensText:
         """Text of ids, control tokens shown. Raises ApiError."""
         fields = parse_request(DetokenizeRequest, body, self._service.limits)
         model = self._models.known(fields.model)
-        request = tokenizer_pb2.DetokenizeRequest(model=model.name, token_ids=fields.tokens)
+        request = tokenizer_pb2.DetokenizeRequest(
+            model=model.name, tenant=caller.owner, token_ids=fields.tokens
+        )
         return TokensText(await self._tokenizers.detokenize(request))
 
-    async def render(self, endpoint: Endpoint[T], body: dict[str, Any]) -> list[RenderedRequest]:
+    async def render(
+        self, endpoint: Endpoint[T], body: dict[str, Any], caller: Caller
+    ) -> list[RenderedRequest]:
         """What each prompt of a generating request becomes. Raises ApiError, as the request itself would."""
         fields = endpoint.parse(body, self._service.limits)
-        plan, _ = await self._service.prepare(endpoint, fields, cache_salt="")
+        plan, _ = await self._service.prepare(endpoint, fields, caller)
         return [
             RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
             for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import SpanNotes, current_traceparent, get_logger, new_id, span_here
-from gateway.auth import cache_salt_of, salted
-from gateway.caller import current_caller
+from gateway.auth import Caller, caller_of, salted
 from gateway.config import GatewayConfig
 from gateway.constraints import Wanted, wanted_of
 from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
@@ -25,7 +24,6 @@ from gateway.generation.plan import GenerationPlan, Priorities, Standing, make_p
 from gateway.http.answers import PartSender, part_sender, send_json
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch
-from gateway.limits.limiter import current_allowance
 from gateway.link.inbox import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.parsing.choice import ParserChoice
@@ -68,7 +66,9 @@ class Endpoint(ABC, Generic[T]):
         return ParserChoice()
 
     @abstractmethod
-    async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:
+    async def render(
+        self, fields: T, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
+    ) -> Rendered:
         """The request's prompts. Raises ApiError."""
 
 
@@ -253,9 +253,7 @@ class GenerationService:
             deadline: the loop's time at which the request is given up."""
         async with (
             ClientWatch(receive) as watch,
-            self.run(
-                endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
-            ) as running,
+            self.run(endpoint, fields, caller_of(scope), deadline=deadline, watch=watch) as running,
         ):
             # While the engine computes.
             writer = endpoint.writer(answer_head(running.generation.plan))
@@ -284,14 +282,14 @@ class GenerationService:
         return await read_json_object(Request(scope, receive), self._body)
 
     async def prepare(
-        self, endpoint: Endpoint[T], fields: T, *, cache_salt: str, watch: ClientWatch | None = None
+        self, endpoint: Endpoint[T], fields: T, caller: Caller, *, watch: ClientWatch | None = None
     ) -> tuple[GenerationPlan, Rendered]:
         """What a request would send, with all checks that need no engine.
 
         Args:
             endpoint: how the request is rendered.
             fields: the request, checked by `endpoint.parse`.
-            cache_salt: of the client's credentials.
+            caller: for whom it is.
             watch: of the client's connection, if a client waits.
 
         Raises:
@@ -305,10 +303,10 @@ class GenerationService:
         wanted = endpoint.constraint(fields, model)
         if wanted is not None:
             wanted = wanted.opened() if self._config.open_objects else wanted
-            check = wanted.check(model.name, self._tokenizers, self.limits)
+            check = wanted.check(model.name, self._tokenizers, self.limits, caller.owner)
             await (check if watch is None else watch.run(check))
         with span_here("render"):
-            render = endpoint.render(fields, model, self._tokenizers, request_id)
+            render = endpoint.render(fields, model, self._tokenizers, request_id, caller)
             rendered = await (render if watch is None else watch.run(render))
         if keep is not None:
             rendered = rendered.truncated(keep)
@@ -319,19 +317,19 @@ class GenerationService:
             fields=fields,
             default_max_tokens=endpoint.default_max_tokens,
             param=endpoint.prompt_param,
-            cache_salt=salted(cache_salt, fields.cache_salt),
+            cache_salt=salted(caller.cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
             constraint_param=None if wanted is None else wanted.param,
-            standing=self._standing(fields),
+            standing=self._standing(fields, caller),
             max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
             parsing=parsing,
             tails=rendered.text_tails,
         )
         return plan, rendered
 
-    def _standing(self, fields: GenerationFields) -> Standing:
+    def _standing(self, fields: GenerationFields, caller: Caller) -> Standing:
         return self.priorities.standing(
-            current_caller(), fields.priority, fields.service_tier, fields.prompt_cache_key or fields.user
+            caller, fields.priority, fields.service_tier, fields.prompt_cache_key or fields.user
         )
 
     def deadline(self) -> float:
@@ -343,8 +341,8 @@ class GenerationService:
         self,
         endpoint: Endpoint[T],
         fields: T,
+        caller: Caller,
         *,
-        cache_salt: str,
         deadline: float,
         watch: ClientWatch | None = None,
     ) -> AsyncIterator[Running]:
@@ -354,7 +352,7 @@ class GenerationService:
         Args:
             endpoint: how the request is rendered.
             fields: the request, checked by `endpoint.parse`.
-            cache_salt: of the client's credentials.
+            caller: for whom it is.
             deadline: the loop's time at which it is given up.
             watch: of the client's connection; None for a request without a waiting client.
 
@@ -366,14 +364,14 @@ class GenerationService:
         name = self._models.require(fields.model).name
         timer = RequestTimer(self._metrics, name)
         with timer.failures():
-            standing = self._standing(fields)
+            standing = self._standing(fields, caller)
             self._session.check(name, standing.priority_class, standing.tenant)
-            plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
-            await current_allowance().spend(plan.prompt_tokens)
+            plan, rendered = await self.prepare(endpoint, fields, caller, watch=watch)
+            await caller.allowance.spend(plan.prompt_tokens)
             with (
                 span_here("generate") as told,
                 self._generation(
-                    plan, timer, deadline, told, scores_stop_token=endpoint.scores_stop_token
+                    plan, caller, timer, deadline, told, scores_stop_token=endpoint.scores_stop_token
                 ) as generation,
             ):
                 if watch is not None:
@@ -386,6 +384,7 @@ class GenerationService:
     def _generation(
         self,
         plan: GenerationPlan,
+        caller: Caller,
         timer: RequestTimer,
         deadline: float,
         told: SpanNotes,
@@ -413,7 +412,7 @@ class GenerationService:
         finally:
             self._generations.discard(generation)
             usage = generation.usage()
-            current_allowance().charge(usage.completion_tokens)
+            caller.allowance.charge(usage.completion_tokens)
             ending = "error" if failed or timer.told_error else "abort"
             reasons = [reason or ending for reason in generation.finish_reasons]
             if timer.accepted or left:

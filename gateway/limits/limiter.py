@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from catenary.config import ConfigError
 from catenary.telemetry import get_logger, new_id
-from gateway.auth import owner_name, owner_of, read_key_file
+from gateway.auth import Allowance, HeaderList, caller_of, owner_name, read_key_file, set_caller
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
 from gateway.http.answers import send_error
@@ -23,36 +22,6 @@ from gateway.limits.store import Counters, LocalCounters, StoreAway, Window
 
 _log = get_logger(__name__)
 T = TypeVar("T")
-
-
-Headers = list[tuple[bytes, bytes]]
-
-
-class Allowance:
-    """One request's. `headers`: what its answer tells of the limits; they grow as more becomes known."""
-
-    def __init__(
-        self,
-        spend: Callable[[int, Headers], Awaitable[None]] | None = None,
-        charge: Callable[[int], None] | None = None,
-    ) -> None:
-        """`spend` counts prompt tokens or raises ApiError 429; `charge` counts what was generated."""
-        self._spend = spend
-        self._charge = charge
-        self._spent = False
-        self.headers: Headers = []
-
-    async def spend(self, prompt_tokens: int) -> None:
-        """The request's prompts have so many tokens. They count once, however often the request is tried.
-        Raises ApiError: more than the key has left (429)."""
-        if self._spend is not None and not self._spent:
-            await self._spend(prompt_tokens, self.headers)
-            self._spent = True
-
-    def charge(self, generated_tokens: int) -> None:
-        """So many were generated; they count, be it more than is left: then against the next minutes too."""
-        if self._charge is not None and generated_tokens:
-            self._charge(generated_tokens)
 
 
 @dataclass(slots=True)
@@ -64,20 +33,6 @@ class Tried:
 
 
 COUNTED = "catenary.counted"
-
-_UNLIMITED = Allowance()
-_current: ContextVar[Allowance] = ContextVar("allowance", default=_UNLIMITED)
-
-
-def current_allowance() -> Allowance:
-    """That of the request that this task works on; without limits, one that allows everything."""
-    return _current.get()
-
-
-def allow(allowance: Allowance) -> None:
-    """Make it the current one of this task and those that it makes."""
-    _current.set(allowance)
-
 
 _REQUESTS, _TOKENS = "requests", "tokens"
 LIMIT_HEADERS = tuple(
@@ -181,7 +136,7 @@ class Limiter:
         most = self._of(owner).concurrent
         if most and not await self._ask(lambda at: at.enter(owner, request, most)):
             # It costs the key none of its minute.
-            headers: Headers = []
+            headers: HeaderList = []
             for name in self._of(owner).windows:
                 headers += await self._left(name, owner)
             raise _with(
@@ -189,7 +144,7 @@ class Limiter:
                 overloaded(f"This API key has its limit of {most} requests at work (key-concurrent)."),
             )
 
-    async def _begin(self, owner: str, headers: Headers) -> None:
+    async def _begin(self, owner: str, headers: HeaderList) -> None:
         windows = self._of(owner).windows
         if _REQUESTS in windows:
             await self._count(_REQUESTS, owner, 1, headers)
@@ -197,17 +152,19 @@ class Limiter:
             # Those of the prompt are not known yet.
             headers += await self._left(_TOKENS, owner)
 
-    async def _spend(self, owner: str, tokens: int, headers: Headers) -> None:
+    async def _spend(self, owner: str, tokens: int, headers: HeaderList) -> None:
         if _TOKENS in self._of(owner).windows:
             headers[:] = [header for header in headers if not header[0].endswith(b"-tokens")]
             free = await self._ask(partial(self._settle, owner))
             await self._count(_TOKENS, owner, tokens, headers, free=free)
 
-    async def _left(self, name: str, owner: str) -> Headers:
+    async def _left(self, name: str, owner: str) -> HeaderList:
         item = self._of(owner).windows[name]
         return _told(name, item.amount, await self._ask(lambda at: at.window(item, name, owner)))
 
-    async def _count(self, name: str, owner: str, cost: int, headers: Headers, *, free: bool = True) -> None:
+    async def _count(
+        self, name: str, owner: str, cost: int, headers: HeaderList, *, free: bool = True
+    ) -> None:
         item = self._of(owner).windows[name]
         limit = item.amount
         if cost > limit:
@@ -278,17 +235,17 @@ class Limiter:
             _log.warning("the store of limits is away" if away else "the store of limits answers again")
 
 
-def _told(name: str, limit: int, window: Window) -> Headers:
+def _told(name: str, limit: int, window: Window) -> HeaderList:
     values = {"limit": str(limit), "remaining": str(window.remaining), "reset": f"{window.reset_s:.3f}s"}
     return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
 
 
-def _with(headers: Headers, error: ApiError) -> ApiError:
+def _with(headers: HeaderList, error: ApiError) -> ApiError:
     error.extra_headers += tuple((key.decode(), value.decode()) for key, value in headers)
     return error
 
 
-def _refused(name: str, limit: int, wait_s: float, headers: Headers) -> ApiError:
+def _refused(name: str, limit: int, wait_s: float, headers: HeaderList) -> ApiError:
     after_ms = max(1000, math.ceil(wait_s * 1000))
     text = f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute)."
     return _with(headers, overloaded(text, retry_after_ms=after_ms))
@@ -307,14 +264,14 @@ class LimitGate:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
-        owner, request = owner_of(scope), new_id("at-")
+        caller, request = caller_of(scope), new_id("at-")
         tried: Tried = scope.get(COUNTED) or Tried()
         try:
-            allowance = await self._limiter.enter(owner, request, tried.allowance)
+            allowance = await self._limiter.enter(caller.owner, request, tried.allowance)
         except ApiError as refusal:
             await send_error(send, refusal)
             return
-        allow(allowance)
+        set_caller(scope, replace(caller, allowance=allowance))
         tried.allowance = allowance
 
         async def told(message: Message) -> None:
@@ -327,7 +284,7 @@ class LimitGate:
         try:
             await self._app(scope, receive, told)
         finally:
-            await self._limiter.leave(owner, request)
+            await self._limiter.leave(caller.owner, request)
 
 
 def limiter_of(config: GatewayConfig) -> Limiter | None:

@@ -14,14 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, new_id, span_here
 from catenary.v1 import common_pb2
-from gateway.caller import current_caller
+from gateway.auth import Caller, caller_of
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal, timed_out, unavailable
 from gateway.generation.plan import Standing
 from gateway.generation.service import GenerationService
 from gateway.http.answers import send_json
 from gateway.http.disconnect import ClientGone, ClientWatch
-from gateway.limits.limiter import current_allowance
 from gateway.link.inbox import Inbox, SequenceEnded, Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.pooling.work import Document, Pooled, Work, render
@@ -174,14 +173,21 @@ class PoolingService:
         deadline = self._places.deadline()
         with self._places.place():
             fields = endpoint.parse(await self._places.read(scope, receive), self._places.limits)
-            await self.answer(endpoint, fields, receive, send, deadline=deadline)
+            await self.answer(endpoint, fields, scope, receive, send, deadline=deadline)
 
     async def answer(
-        self, endpoint: PooledEndpoint[T], fields: T, receive: Receive, send: Send, *, deadline: float
+        self,
+        endpoint: PooledEndpoint[T],
+        fields: T,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        deadline: float,
     ) -> None:
         """As `serve`, for a request that was read and has its place. Arguments as of GenerationService."""
         async with ClientWatch(receive) as watch:
-            pooled = await self.run(endpoint, fields, deadline=deadline, watch=watch)
+            pooled = await self.run(endpoint, fields, caller_of(scope), deadline=deadline, watch=watch)
             # Thousands of vectors take long to write, and others wait for the loop.
             await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
 
@@ -189,6 +195,7 @@ class PoolingService:
         self,
         endpoint: PooledTask[T],
         fields: T,
+        caller: Caller,
         *,
         deadline: float,
         watch: ClientWatch | None = None,
@@ -208,24 +215,25 @@ class PoolingService:
         model = self._models.require(fields.model, endpoint.tasks)
         timer = RequestTimer(self._metrics, model.name)
         with timer.failures():
-            return await self._pool(endpoint, fields, model, timer, deadline, watch)
+            return await self._pool(endpoint, fields, caller, model, timer, deadline, watch)
 
     async def _pool(
         self,
         endpoint: PooledTask[T],
         fields: T,
+        caller: Caller,
         model: Model,
         timer: RequestTimer,
         deadline: float,
         watch: ClientWatch | None,
     ) -> Pooled:
-        standing = self._places.priorities.standing(current_caller(), fields.priority)
+        standing = self._places.priorities.standing(caller, fields.priority)
         self._session.check(model.name, standing.priority_class, standing.tenant)
         request_id = new_id(endpoint.id_prefix)
         with span_here("render"):
-            rendering = self._render(endpoint, fields, model, request_id)
+            rendering = self._render(endpoint, fields, model, request_id, caller)
             work, documents = await (rendering if watch is None else watch.run(rendering))
-        await current_allowance().spend(sum(len(document.token_ids) for document in documents))
+        await caller.allowance.spend(sum(len(document.token_ids) for document in documents))
         with span_here("pool") as told:
             specs = _specs(request_id, model, work, documents, standing)
             told.update({"gen_ai.request.model": model.name, "catenary.documents": len(specs)})
@@ -249,10 +257,10 @@ class PoolingService:
             self._runs.discard(run)
 
     async def _render(
-        self, endpoint: PooledTask[T], fields: T, model: Model, request_id: str
+        self, endpoint: PooledTask[T], fields: T, model: Model, request_id: str, caller: Caller
     ) -> tuple[Work, list[Document]]:
         work = await endpoint.work(fields, model)
-        return work, await render(work, model, self._tokenizers, request_id)
+        return work, await render(work, model, self._tokenizers, request_id, caller.owner)
 
 
 def _specs(

@@ -97,17 +97,19 @@ _CHUNK_CHARS = 1 << 20
 _ADVICE = "Please shorten it, or set 'truncate_prompt_tokens' to have it cut."
 
 
-async def render(work: Work, model: Model, pool: TokenizerPool, request_id: str) -> list[Document]:
+async def render(
+    work: Work, model: Model, pool: TokenizerPool, request_id: str, tenant: str
+) -> list[Document]:
     """The documents, all of them checked. Raises ApiError."""
     keep = _kept(work, model)
     if work.ids:
         found = [Document(ids) for ids in work.ids]
     elif work.pairs:
-        found = await _pairs(work, model, pool, request_id, keep)
+        found = await _pairs(work, model, pool, request_id, tenant, keep)
     elif work.chat is not None:
-        found = await _chat(work, model, pool, request_id, keep)
+        found = await _chat(work, model, pool, request_id, tenant, keep)
     else:
-        found = await _texts(work, model, pool, request_id, keep)
+        found = await _texts(work, model, pool, request_id, tenant, keep)
     if keep is not None and not work.pairs:
         found = [Document(cut(document.token_ids, keep, model)) for document in found]
     for document in found:
@@ -126,12 +128,13 @@ def cut(ids: Sequence[int], keep: int, model: Model) -> Sequence[int]:
 
 
 async def _texts(
-    work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
+    work: Work, model: Model, pool: TokenizerPool, request_id: str, tenant: str, keep: int | None
 ) -> list[Document]:
     found: list[Document] = []
     for texts in _chunks(work.texts, len):
         request = tokenizer_pb2.RenderRequest(
             request_id=request_id,
+            tenant=tenant,
             model=model.name,
             completion=tokenizer_pb2.CompletionInput(
                 prompts=texts, add_special_tokens=work.add_special_tokens
@@ -145,10 +148,11 @@ async def _texts(
 
 
 async def _chat(
-    work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
+    work: Work, model: Model, pool: TokenizerPool, request_id: str, tenant: str, keep: int | None
 ) -> list[Document]:
     request = tokenizer_pb2.RenderRequest(
         request_id=request_id,
+        tenant=tenant,
         model=model.name,
         chat=work.chat,
         max_prompt_tokens=model.max_model_len if keep is None else None,
@@ -159,12 +163,13 @@ async def _chat(
 
 
 async def _pairs(
-    work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
+    work: Work, model: Model, pool: TokenizerPool, request_id: str, tenant: str, keep: int | None
 ) -> list[Document]:
     found: list[Document] = []
     for pairs in _chunks(work.pairs, lambda pair: len(pair[0]) + len(pair[1])):
         request = tokenizer_pb2.RenderRequest(
             request_id=request_id,
+            tenant=tenant,
             model=model.name,
             pairs=tokenizer_pb2.PairInput(
                 pairs=[tokenizer_pb2.TextPair(first=first, second=second) for first, second in pairs]

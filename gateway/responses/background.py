@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger, new_id
+from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
 from gateway.generation.service import Endpoint, GenerationService, Running
 from gateway.http.disconnect import ClientWatch
@@ -168,7 +169,7 @@ class BackgroundRuns:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting = 0
 
-    async def start(self, request: ResponseRequest, cache_salt: str) -> None:
+    async def start(self, request: ResponseRequest, caller: Caller) -> None:
         """Store a response and begin to work on it. Raises ApiError: 429, or 503 of the store."""
         if len(self._tasks) + self._starting >= self._max_running:
             raise overloaded(
@@ -183,7 +184,7 @@ class BackgroundRuns:
         finally:
             self._starting -= 1
         log = None if begun is None else self._logs.open(response_id, begun)
-        task = asyncio.create_task(self._run(request, cache_salt, log), name=f"background-{response_id}")
+        task = asyncio.create_task(self._run(request, caller, log), name=f"background-{response_id}")
         self._tasks[response_id] = task
         task.add_done_callback(lambda _: self._ended(response_id))
 
@@ -230,10 +231,10 @@ class BackgroundRuns:
         self._tasks.pop(response_id, None)
         self._logs.close(response_id)
 
-    async def _run(self, request: ResponseRequest, cache_salt: str, log: EventLog | None) -> None:
+    async def _run(self, request: ResponseRequest, caller: Caller, log: EventLog | None) -> None:
         response = request.response
         try:
-            await self._produce(request, cache_salt, log)
+            await self._produce(request, caller, log)
         except ApiError as error:
             response.fail(request.renamed(error), int(time.time()))
         except Exception:
@@ -255,14 +256,14 @@ class BackgroundRuns:
                 _log.warning("a response that has ended is not stored yet", response=response_id)
             await asyncio.sleep(backoff.next_delay())
 
-    async def _produce(self, request: ResponseRequest, cache_salt: str, log: EventLog | None) -> None:
+    async def _produce(self, request: ResponseRequest, caller: Caller, log: EventLog | None) -> None:
         response, deadline = request.response, self._generation.deadline()
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
                 with self._generation.place():
                     async with self._generation.run(
-                        self._endpoint, request.chat, cache_salt=cache_salt, deadline=deadline
+                        self._endpoint, request.chat, caller, deadline=deadline
                     ) as running:
                         await running.begin()
                         response.status = ResponseStatus.IN_PROGRESS

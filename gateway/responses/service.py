@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.auth import cache_salt_of, owner_of
+from gateway.auth import Caller, caller_of
 from gateway.errors import ApiError, bad_request
 from gateway.generation.service import Endpoint, GenerationService, Running
 from gateway.http.answers import send_json
@@ -62,7 +62,7 @@ class ResponsesService:
                     streaming.enter_context(streams.place())
                 try:
                     async with ClientWatch(receive) as watch:
-                        await self._make(request, cache_salt_of(scope), deadline, watch, send)
+                        await self._make(request, caller_of(scope), deadline, watch, send)
                 except ApiError as error:
                     raise request.renamed(error) from None
             # The response has a place of its own: a mere reader must not keep it from one.
@@ -70,19 +70,17 @@ class ResponsesService:
                 await streams.send(request.owner, request.response.id, -1, receive, send)
 
     async def _make(
-        self, request: ResponseRequest, salt: str, deadline: float, watch: ClientWatch, send: Send
+        self, request: ResponseRequest, caller: Caller, deadline: float, watch: ClientWatch, send: Send
     ) -> None:
         if request.response.background and self._background is not None:
-            plan, _ = await self._generation.prepare(
-                self._endpoint, request.chat, cache_salt=salt, watch=watch
-            )
+            plan, _ = await self._generation.prepare(self._endpoint, request.chat, caller, watch=watch)
             request.settle(plan.model)
-            await self._background.start(request, salt)
+            await self._background.start(request, caller)
             if not request.stream:
                 await send_json(send, encode_response(request.response))
             return
         async with self._generation.run(
-            self._endpoint, request.chat, cache_salt=salt, deadline=deadline, watch=watch
+            self._endpoint, request.chat, caller, deadline=deadline, watch=watch
         ) as running:
             request.settle(running.generation.plan.model)
             await running.begin()
@@ -90,7 +88,7 @@ class ResponsesService:
 
     async def follow(self, response_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with what follows in a stored response's stream. Raises as `create` does."""
-        owner = owner_of(scope)
+        owner = caller_of(scope).owner
         await self._library.get(owner, response_id)
         if self._background is None:
             raise not_found()
@@ -104,7 +102,7 @@ class ResponsesService:
             try:
                 async with ClientWatch(receive) as watch:
                     plan, _ = await self._generation.prepare(
-                        self._endpoint, request.chat, cache_salt=cache_salt_of(scope), watch=watch
+                        self._endpoint, request.chat, caller_of(scope), watch=watch
                     )
             except ApiError as error:
                 raise request.renamed(error) from None
@@ -128,7 +126,7 @@ class ResponsesService:
     async def _read(self, scope: Scope, receive: Receive) -> ResponseRequest:
         body = await self._generation.read(scope, receive)
         request, passed_on = read_request(body, self._generation.limits)
-        owner = owner_of(scope)
+        owner = caller_of(scope).owner
         if not self._library.exists:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(request, name):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.auth import owner_of
+from gateway.auth import caller_of
 from gateway.batches.files import FileStore, UploadForm, file_not_found
 from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, BatchPage, BatchRequest, FileObject, FilePage
 from gateway.batches.service import BatchService
@@ -36,19 +36,19 @@ def batch_routes(service: BatchService) -> Routes:
     async def list_batches(request: Request) -> Response:
         query = query_of(request, _BATCH_LIST)
         limit = _BATCH_LIMIT.of(query)
-        owner = owner_of(request.scope)
+        owner = caller_of(request.scope).owner
         found = await batches.listed(owner, limit=limit + 1, after=_AFTER_BATCH.of(query))
         return json_response(page_of(found, limit))
 
     @router.get("/v1/batches/{batch_id}", operation("Describe a batch", Batch, fails=STORED))
     async def retrieve(request: Request, batch_id: str) -> Response:
         query_of(request, ())
-        return json_response(await batches.get(owner_of(request.scope), batch_id))
+        return json_response(await batches.get(caller_of(request.scope).owner, batch_id))
 
     @router.post("/v1/batches/{batch_id}/cancel", operation("End a batch", Batch, fails=STORED))
     async def cancel(request: Request, batch_id: str) -> Response:
         query_of(request, ())
-        return json_response(await batches.cancel(owner_of(request.scope), batch_id))
+        return json_response(await batches.cancel(caller_of(request.scope).owner, batch_id))
 
     return router
 
@@ -78,7 +78,7 @@ def file_routes(service: BatchService) -> Routes:
         query = query_of(request, _FILE_LIST)
         limit = _FILE_LIMIT.of(query)
         found = await files.listed(
-            owner_of(request.scope),
+            caller_of(request.scope).owner,
             purpose=_PURPOSE.of(query),
             limit=limit + 1,
             after=_AFTER_FILE.of(query),
@@ -89,7 +89,7 @@ def file_routes(service: BatchService) -> Routes:
     @router.get("/v1/files/{file_id}", operation("Describe a file", FileObject, fails=STORED))
     async def retrieve(request: Request, file_id: str) -> Response:
         query_of(request, ())
-        return json_response(await files.get(owner_of(request.scope), file_id))
+        return json_response(await files.get(caller_of(request.scope).owner, file_id))
 
     @router.get(
         "/v1/files/{file_id}/content",
@@ -97,7 +97,7 @@ def file_routes(service: BatchService) -> Routes:
     )
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
-        file = await files.get(owner_of(request.scope), file_id)
+        file = await files.get(caller_of(request.scope).owner, file_id)
         # Whatever it holds, no browser is to show it as a page. No length is told: a client that has read so
         # much might ask again before the answer has ended, and its connection would be closed.
         headers = {"x-content-type-options": "nosniff"}
@@ -106,7 +106,7 @@ def file_routes(service: BatchService) -> Routes:
     @router.delete("/v1/files/{file_id}", operation("Forget a file", Deleted, fails=(*STORED, 409)))
     async def delete(request: Request, file_id: str) -> Response:
         query_of(request, ())
-        await files.delete(owner_of(request.scope), file_id)
+        await files.delete(caller_of(request.scope).owner, file_id)
         return json_response(Deleted(file_id, "file"))
 
     return router

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
+from gateway.auth import Caller
 from gateway.constraints import Wanted
 from gateway.errors import ErrorEnvelope
 from gateway.generation.chat import choose_constraint, choose_parser, to_chat_input
@@ -50,12 +51,13 @@ class ChatEndpoint(Endpoint[ChatRequest]):
         return choose_constraint(fields, model.traits)
 
     async def render(
-        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
+        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
     ) -> Rendered:
         keep = truncation(fields, model.max_model_len)
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
+                tenant=caller.owner,
                 model=model.name,
                 chat=to_chat_input(fields, model.traits),
                 max_prompt_tokens=model.max_model_len if keep is None else None,
@@ -99,7 +101,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
         return parse_request(CompletionRequest, body, limits)
 
     async def render(
-        self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str
+        self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
     ) -> Rendered:
         texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
         if not texts:
@@ -108,6 +110,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
+                tenant=caller.owner,
                 model=model.name,
                 completion=tokenizer_pb2.CompletionInput(
                     prompts=texts, add_special_tokens=fields.add_special_tokens
@@ -145,8 +148,8 @@ def tokenize_routes(service: PromptService) -> Routes:
     router = Routes()
     chats, texts = ChatEndpoint(), CompletionEndpoint()
 
-    async def render_chat(body: dict[str, Any]) -> RenderedRequest:
-        (prompt,) = await service.render(chats, body)
+    async def render_chat(body: dict[str, Any], caller: Caller) -> RenderedRequest:
+        (prompt,) = await service.render(chats, body, caller)
         return prompt
 
     def add(path: str, handler: PromptHandler, described: Operation) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth import owner_of
+from gateway.auth import Caller, caller_of
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.chat import fitted
 from gateway.http.answers import Deferred, Deleted, json_response
@@ -61,15 +61,16 @@ class ResponsesEndpoint(ChatEndpoint):
         return parse_request(ResponseChat, body, limits)
 
     async def render(
-        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
+        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
     ) -> Rendered:
         whole = super().render
         if not isinstance(fields, ResponseChat) or fields.truncation is None:
-            return await whole(fields, model, pool, request_id)
+            return await whole(fields, model, pool, request_id, caller)
         wanted = fields.token_limit or 1
 
         async def render(messages: list[ChatMessage]) -> Rendered:
-            rendered = await whole(fields.model_copy(update={"messages": messages}), model, pool, request_id)
+            shorter = fields.model_copy(update={"messages": messages})
+            rendered = await whole(shorter, model, pool, request_id, caller)
             (prompt,) = rendered.prompts
             if len(prompt) + wanted > model.max_model_len:
                 raise context_length_exceeded(model.max_model_len, len(prompt), wanted, self.prompt_param)
@@ -155,7 +156,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
             return Deferred(partial(service.follow, response_id, after))
         if _STARTING_AFTER.name in query:
             raise bad_request("'starting_after' is only allowed when 'stream' is true.", "starting_after")
-        record = await library.get(owner_of(request.scope), response_id)
+        record = await library.get(caller_of(request.scope).owner, response_id)
         return Response(record.response, media_type=_JSON)
 
     @router.delete(
@@ -163,7 +164,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
     )
     async def delete(request: Request, response_id: str) -> Response:
         query_of(request, ())
-        await service.delete(owner_of(request.scope), response_id)
+        await service.delete(caller_of(request.scope).owner, response_id)
         return json_response(Deleted(response_id, "response"))
 
     @router.post(
@@ -172,7 +173,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
     )
     async def cancel(request: Request, response_id: str) -> Response:
         query_of(request, ())
-        return Response(await service.cancel(owner_of(request.scope), response_id), media_type=_JSON)
+        return Response(await service.cancel(caller_of(request.scope).owner, response_id), media_type=_JSON)
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
@@ -182,7 +183,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
         query = query_of(request, _LIST)
         _check_include(query.get("include"))
         order, limit, after = _ORDER.of(query), _LIMIT.of(query), _AFTER.of(query)
-        found = stored_items(await library.get(owner_of(request.scope), response_id))
+        found = stored_items(await library.get(caller_of(request.scope).owner, response_id))
         return json_response(page(found, order=order, limit=limit, after=after))
 
 

@@ -75,7 +75,7 @@ class Invocations:
             fields = endpoint.parse(body, self._generating.limits)
             del body
             if isinstance(endpoint, PooledEndpoint):
-                await self._pooling.answer(endpoint, fields, receive, send, deadline=deadline)
+                await self._pooling.answer(endpoint, fields, scope, receive, send, deadline=deadline)
             else:
                 await self._generating.answer(endpoint, fields, scope, receive, send, deadline=deadline)
 

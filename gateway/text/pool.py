@@ -13,7 +13,6 @@ from catenary.rpc import NamedAddresses, RpcError, error_of, resolve
 from catenary.telemetry import get_logger
 from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import common_pb2, tokenizer_pb2
-from gateway.caller import current_caller
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
 from gateway.text.target import Rendered, TokenizerTarget
 
@@ -272,7 +271,6 @@ class TokenizerPool:
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
-        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.RenderResponse:
             return await target.render(request, self._render_timeout_s)
@@ -293,7 +291,6 @@ class TokenizerPool:
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
         """Token ids of a text. Raises ApiError."""
-        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.TokenizeResponse:
             return await target.unary(target.stub.Tokenize, request, self._render_timeout_s)
@@ -302,7 +299,6 @@ class TokenizerPool:
 
     async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
         """Text of ids. Raises ApiError."""
-        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.DetokenizeResponse:
             return await target.unary(target.stub.Detokenize, request, self._render_timeout_s)
@@ -311,7 +307,6 @@ class TokenizerPool:
 
     async def check_constraint(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
         """Raises ApiError: 400 with the request's `param` if the constraint cannot be honoured."""
-        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.CheckConstraintResponse:
             return await target.unary(target.stub.CheckConstraint, request, self._render_timeout_s)

@@ -16,7 +16,6 @@ from catenary.rpc import open_channel, refuse
 from catenary.rpc.errors import ERROR_TRAILER
 from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
-from gateway.caller import Caller, calling
 from gateway.errors import ApiError
 from gateway.text.pool import TokenizerPool, TokenizerTargets
 from tests.support.waiting import eventually
@@ -232,6 +231,7 @@ async def test_a_service_is_told_whose_request_it_is(tmp_path: Path, monkeypatch
     async with Fleet(tmp_path, monkeypatch).running() as fleet:
         for service in fleet.services:
             service.answer.set()
-        with calling(Caller(owner="a key's name")):
-            await fleet.pool.tokenize(REQUEST)
+        request = pb.TokenizeRequest(tenant="a key's name")
+        request.MergeFrom(REQUEST)
+        await fleet.pool.tokenize(request)
         assert [name for service in fleet.services for name in service.tenants] == ["a key's name"]

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from catenary.v1 import common_pb2
 from gateway import GatewayConfig
-from gateway.caller import Caller, calling, current_caller, read_caller
+from gateway.auth import Caller, caller_of, read_caller, set_caller
 from gateway.errors import ApiError
 from gateway.generation.plan import Priorities
 
@@ -107,10 +107,11 @@ def test_blanks_around_a_header_are_none_of_it() -> None:
     assert read(x_session_id=" s ", x_max_wait_ms="250\t", x_priority_class="bulk ").max_wait_ms == 250
 
 
-def test_the_caller_is_known_only_inside() -> None:
-    with calling(Caller("a")):
-        assert current_caller().owner == "a"
-    assert current_caller() == Caller()
+def test_the_caller_of_a_request_is_anonymous_until_it_is_set() -> None:
+    scope: dict[str, Any] = {}
+    assert caller_of(scope) == Caller()
+    set_caller(scope, Caller("a"))
+    assert caller_of(scope).owner == "a"
 
 
 def test_an_empty_key_is_no_operators() -> None:
