@@ -5,23 +5,33 @@ from __future__ import annotations
 from services.router.placement.consistent_hash import ConsistentHash
 from services.router.placement.cost import Cost
 from services.router.placement.least_loaded import LeastLoaded
-from services.router.placement.placer import AnyPlacer, HalvesPlacer, Placed, Placer
+from services.router.placement.placer import (
+    AnyPlacer,
+    Candidate,
+    HalvesPlacer,
+    Placed,
+    Placer,
+    Receipt,
+    ReceiptBook,
+)
 from services.router.placement.policy import (
     POLICIES,
+    BlockNames,
     Candidates,
     Choice,
+    Half,
+    Matched,
     Memory,
     PlacementOptions,
     PlacementPolicy,
+    PlacementRequest,
+    Prefixes,
+    placement_request,
     policy_named,
     register,
 )
 from services.router.placement.power_of_two import PowerOfTwo
-from services.router.placement.prefix_approximate import PrefixApproximate
-from services.router.placement.prefix_exact import PrefixExact
-from services.router.placement.prefixes import Matched, Prefixes
-from services.router.placement.receipt import Candidate, Receipt, ReceiptBook
-from services.router.placement.request import BlockNames, Half, PlacementRequest, placement_request
+from services.router.placement.prefix import PrefixApproximate, PrefixExact
 from services.router.placement.round_robin import RoundRobin
 from services.router.placement.session_affinity import SessionAffinity
 

@@ -9,8 +9,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from services.router.placement.policy import Candidates, Choice, PlacementPolicy, register
-from services.router.placement.request import PlacementRequest
+from services.router.placement.policy import Candidates, Choice, PlacementPolicy, PlacementRequest, register
 
 # Tokens from the start of a prompt that make its key. Prompts that begin alike so far go to one engine.
 KEY_TOKENS = 256

@@ -12,11 +12,11 @@ from services.router.placement.policy import (
     Floats,
     Memory,
     PlacementPolicy,
+    PlacementRequest,
     lowest,
     overloaded,
     register,
 )
-from services.router.placement.request import PlacementRequest
 
 # Share of the KV or of the slots taken above which pressure grows no more.
 _FULL = 0.99

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from services.router.placement.policy import Candidates, Choice, PlacementPolicy, load, lowest, register
-from services.router.placement.request import PlacementRequest
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    PlacementPolicy,
+    PlacementRequest,
+    load,
+    lowest,
+    register,
+)
 
 
 @register("least_loaded")

@@ -1,23 +1,239 @@
-"""The interface of a placement policy: its candidates, its answer, its options, and the table of policies.
-
-The numbers that several policies share are here too: loads as columns, and draws among the lowest.
-"""
+"""The interface of a placement policy: its request, its candidates and their caches, its choice; the registry."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from catenary.blockhash import BlockHashes
+from catenary.v1 import common_pb2
+from services.router.admission import sequences_of
 from services.router.fleet import Board, Engine
-from services.router.placement.prefixes import Matched, Prefixes
-from services.router.placement.request import PlacementRequest
+from services.router.index import KvIndex
+
+T = TypeVar("T", bound=np.generic)
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+Tokens = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+# Blocks that are named at once: a look-up that misses at the first block has not named them all.
+_AHEAD = 16
+
+
+class BlockNames(Sequence[bytes]):
+    """The names of a prompt's full blocks, made as far as they are read and kept.
+
+    Most look-ups end long before the prompt does, and a name costs about a microsecond.
+    """
+
+    def __init__(self, token_ids: Sequence[int], block_size: int, salt: bytes) -> None:
+        self._token_ids = token_ids
+        self._hashes = BlockHashes(block_size, salt)
+        self._count = len(token_ids) // block_size
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        """A name, or the list of some."""
+        wanted = range(self._count)[index]
+        if isinstance(wanted, range):
+            self._reach(max(wanted, default=-1) + 1)
+            return [self._hashes.hashes[each] for each in wanted]
+        self._reach(wanted + 1)
+        return self._hashes.hashes[wanted]
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._reach(self._count)
+        return iter(self._hashes.hashes)
+
+    def parts(self) -> Iterator[list[bytes]]:
+        """The names in pieces, which are made when they are asked for."""
+        made = self._hashes.hashes
+        for start in range(0, self._count, _AHEAD):
+            if len(made) <= start:
+                self._reach(start + 1)
+            yield made[start : start + _AHEAD]
+
+    def _reach(self, count: int) -> None:
+        """Make at least the first `count` names."""
+        made = len(self._hashes.hashes)
+        if made >= count:
+            return
+        size = self._hashes.block_size
+        stop = min(self._count, -(-count // _AHEAD) * _AHEAD)
+        self._hashes.extend(self._token_ids[made * size : stop * size])
+
+
+class Half(Enum):
+    """The part of a sequence that an engine computes: all of it, its prompt, or what follows the prompt."""
+
+    WHOLE = 1
+    PROMPT = 2
+    REST = 3
+
+
+@dataclass(slots=True, eq=False)
+class PlacementRequest:
+    """The facts that a policy may look at. One object for a sequence's life: blocks are named once.
+
+    `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in an earlier life.
+    `salt`: of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`:
+    the engine that has the same prompt, if one has; the placer prefers that one if it can take the request,
+    and does not ask the policy then. `alone`: only an engine without work will do. `kv_tokens`: that it needs
+    room for; 0 for what keeps no KV. `queued_ms`: how long it has waited, for the receipt.
+    """
+
+    request_id: str
+    model: str
+    token_ids: Sequence[int]
+    prompt_len: int
+    salt: bytes = b""
+    session_id: str = ""
+    sequences: int = 1
+    beside: Engine | None = None
+    alone: bool = False
+    kv_tokens: int = 0
+    queued_ms: int = 0
+    # Kept by the placer: how often it was placed, and what its engine is to compute as far as is known.
+    placements: int = 0
+    uncached_tokens: int = 0
+    # What an engine is to compute of it if that can be had, and what the one does that it was placed on.
+    half: Half = Half.WHOLE
+    placed: Half = Half.WHOLE
+    _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
+
+    def names(self, block_size: int) -> BlockNames:
+        """Names of the full blocks of `token_ids`, as an engine with this block size gives them."""
+        names = self._names.get(block_size)
+        if names is None:
+            names = self._names[block_size] = BlockNames(self.token_ids, block_size, self.salt)
+        return names
+
+
+def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> PlacementRequest:
+    """The request for placement of a valid sequence."""
+    return PlacementRequest(
+        request_id=spec.request_id,
+        model=spec.model,
+        token_ids=spec.token_ids,
+        prompt_len=spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids),
+        salt=spec.cache_salt.encode(),
+        session_id=spec.session_id,
+        sequences=sequences_of(spec),
+        alone=alone,
+        # One more than it has: nothing can be generated without room for it.
+        kv_tokens=0 if spec.HasField("pooling") else len(spec.token_ids) + 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Tokens of a prompt that each row of a board has cached. `exact`: the engine tells what it has."""
+
+    tokens: Tokens
+    exact: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where a board's engines are in the index, while that is of this version."""
+
+    version: int
+    slots: Tokens
+    told: Mask
+
+
+class Prefixes:
+    """The known contents of engines' prefix caches.
+
+    `index` holds what engines tell by PublishKv. Of an engine that tells nothing, or from which a snapshot is
+    awaited, `sent` is remembered: as many of the blocks last sent there as its KV has room for.
+    """
+
+    def __init__(self, index: KvIndex[Engine], *, max_remembered: int) -> None:
+        self._index = index
+        self._memory: KvIndex[Engine] = KvIndex(max_remembered)
+        self._rows: WeakKeyDictionary[Board, dict[bool, _Rows]] = WeakKeyDictionary()
+
+    def told(self, request: PlacementRequest, board: Board) -> Matched:
+        """By events alone: 0 for engines that tell nothing."""
+        rows = self._placed(board, exact=True)
+        return Matched(self._tokens(request, board, self._index, rows.slots), rows.told)
+
+    def guessed(self, request: PlacementRequest, board: Board) -> Matched:
+        """By memory alone."""
+        rows = self._placed(board, exact=False)
+        return Matched(self._tokens(request, board, self._memory, rows.slots), np.zeros(len(board), np.bool_))
+
+    def best(self, request: PlacementRequest, board: Board) -> Matched:
+        """By events where there are any, else by memory."""
+        if len(board) == 1:
+            return self._best_of_one(request, board.engines[0])
+        told = self.told(request, board)
+        if told.exact.all():
+            return told
+        guessed = self.guessed(request, board)
+        return Matched(np.where(told.exact, told.tokens, guessed.tokens), told.exact)
+
+    def tells(self, engine: Engine) -> bool:
+        """Whether `engine` tells what it has cached."""
+        return self._index.known(engine)
+
+    def sent(self, request: PlacementRequest, engine: Engine) -> None:
+        """`engine` will have the request's blocks."""
+        self._memory.stored(engine, request.names(engine.capacity.block_size))
+        self._memory.keep_youngest(engine, engine.capacity.total_blocks)
+
+    def forget(self, engine: Engine) -> None:
+        """It left, and its cache with it."""
+        self._index.forget(engine)
+        self._memory.forget(engine)
+
+    def _best_of_one(self, request: PlacementRequest, engine: Engine) -> Matched:
+        exact = self._index.known(engine)
+        index = self._index if exact else self._memory
+        size = engine.capacity.block_size
+        blocks = index.walk(request.names(size).parts()).blocks(index.slot(engine))
+        return Matched(np.array([min(blocks * size, len(request.token_ids) - 1)]), np.array([exact]))
+
+    def _placed(self, board: Board, *, exact: bool) -> _Rows:
+        index = self._index if exact else self._memory
+        cached = self._rows.setdefault(board, {})
+        rows = cached.get(exact)
+        if rows is None or rows.version != index.version:
+            slots = np.array([index.slot(engine) for engine in board.engines], dtype=np.int64)
+            told = np.array([index.known(engine) for engine in board.engines], dtype=np.bool_)
+            rows = cached[exact] = _Rows(index.version, slots, told)
+        return rows
+
+    def _tokens(
+        self, request: PlacementRequest, board: Board, index: KvIndex[Engine], slots: Tokens
+    ) -> Tokens:
+        tokens = np.zeros(len(board), dtype=np.int64)
+        for size in board.block_sizes:
+            matches = index.walk(request.names(size).parts())
+            if matches:
+                found = matches.by_slot()[slots] * size
+                alike = len(board.block_sizes) == 1
+                tokens = found if alike else np.where(board.block_size == size, found, tokens)
+        # The last token is always computed: its output is what is wanted.
+        return np.minimum(tokens, len(request.token_ids) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +253,6 @@ class PlacementOptions:
     stale_s: float = 2.0
     session_ttl_s: float = 7200.0
     max_sessions: int = 65_536
-
-
-T = TypeVar("T", bound=np.generic)
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.intp]
-Mask = npt.NDArray[np.bool_]
 
 
 class Candidates:

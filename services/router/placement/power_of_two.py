@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from services.router.placement.policy import Candidates, Choice, PlacementPolicy, load, register
-from services.router.placement.request import PlacementRequest
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    PlacementPolicy,
+    PlacementRequest,
+    load,
+    register,
+)
 
 
 @register("power_of_two")

@@ -1,14 +1,24 @@
-"""Longest cached prefix: what the exact and the approximate policy have in common."""
+"""Longest cached prefix, known from KV events (exact) or guessed from what was sent (approximate)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
-from services.router.placement.policy import Candidates, Choice, PlacementPolicy, load, lowest, overloaded
-from services.router.placement.prefixes import Matched
-from services.router.placement.request import PlacementRequest
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    Matched,
+    Memory,
+    PlacementPolicy,
+    PlacementRequest,
+    load,
+    lowest,
+    overloaded,
+    register,
+)
 
 
 class LongestPrefix(PlacementPolicy):
@@ -32,3 +42,23 @@ class LongestPrefix(PlacementPolicy):
             if holders.any():
                 return Choice(lowest(np.where(holders, scores, np.inf), self._rng), "prefix", scores)
         return Choice(lowest(scores, self._rng), "least_loaded", scores)
+
+
+@register("prefix_exact")
+class PrefixExact(LongestPrefix):
+    """Believes KV events alone: engines that publish none have no prefixes."""
+
+    def look(self, candidates: Candidates) -> Matched:
+        """See LongestPrefix."""
+        return candidates.told()
+
+
+@register("prefix_approximate")
+class PrefixApproximate(LongestPrefix):
+    """Needs no events. Knows neither what other routers sent nor what an engine has given up."""
+
+    memory: ClassVar[Memory] = Memory.ALL
+
+    def look(self, candidates: Candidates) -> Matched:
+        """See LongestPrefix."""
+        return candidates.guessed()

@@ -6,8 +6,14 @@ import random
 
 import numpy as np
 
-from services.router.placement.policy import Candidates, Choice, PlacementOptions, PlacementPolicy, register
-from services.router.placement.request import PlacementRequest
+from services.router.placement.policy import (
+    Candidates,
+    Choice,
+    PlacementOptions,
+    PlacementPolicy,
+    PlacementRequest,
+    register,
+)
 
 # Models whose turns are remembered; with more than that, turns begin again.
 _MAX_MODELS = 1024

@@ -13,10 +13,10 @@ from services.router.placement.policy import (
     Memory,
     PlacementOptions,
     PlacementPolicy,
+    PlacementRequest,
     overloaded,
     register,
 )
-from services.router.placement.request import PlacementRequest
 
 _Key = tuple[str, str]
 
