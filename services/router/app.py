@@ -24,7 +24,6 @@ from services.router.dispatch import (
     EngineHealth,
     Membership,
     PoisonBook,
-    ReaderWatch,
     SessionHub,
     StallWatch,
 )
@@ -37,6 +36,7 @@ from services.router.service import (
     FleetServicer,
     GenerateCalls,
     KvStreams,
+    ReaderWatch,
     RouterServicer,
     SessionStreams,
 )

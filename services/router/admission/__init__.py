@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from services.router.admission.guard import Admission, AdmissionLimits, Ledger, LoadGuard
 from services.router.admission.lanes import CLASSES, LANE_NAMES, Ticket, lane_of
-from services.router.admission.queue import ModelQueue, QueueOptions, Shedding
-from services.router.admission.refusals import Refused, not_served, too_long
-from services.router.admission.room import LaneView, RefusedFor, WaitingRoom
+from services.router.admission.queues import (
+    LaneView,
+    ModelQueue,
+    QueueOptions,
+    RefusedFor,
+    Shedding,
+    WaitingRoom,
+)
 from services.router.admission.validation import (
     MAX_NAME_LENGTH,
+    Refused,
     SpecLimits,
+    not_served,
     sequences_of,
+    too_long,
     validate,
     validate_task,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from catenary.v1 import common_pb2
 from services.router.admission.lanes import LANES
-from services.router.admission.refusals import Refused
+from services.router.admission.validation import Refused
 from services.router.fleet import Engine
 
 

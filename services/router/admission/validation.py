@@ -1,7 +1,6 @@
-"""Checks of a request that need no engine: shapes and sizes, so that a bad client cannot hurt.
+"""Refusals of requests, and the checks that need no engine: shapes and sizes.
 
-Token ids, stop tokens and sampling values are judged by the engine, which alone knows the model.
-"""
+Token ids, stop tokens and sampling values are judged by the engine, which alone knows the model."""
 
 from __future__ import annotations
 
@@ -16,7 +15,75 @@ from catenary.schema import (
 )
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
-from services.router.admission.refusals import Refused
+
+
+class Refused(Exception):
+    """A request was not accepted.
+
+    The message is the router's own fixed text, meant for the caller. The service layer turns it into a gRPC
+    status (`Generate`) or a `Refusal` (`Session`).
+    """
+
+    def __init__(
+        self,
+        code: common_pb2.ErrorCode.ValueType,
+        message: str,
+        *,
+        param: str | None = None,
+        retryable: bool = False,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.error = common_pb2.Error(
+            code=code, message=message, param=param, retryable=retryable, retry_after_ms=retry_after_ms
+        )
+
+    @classmethod
+    def of(cls, error: common_pb2.Error) -> Refused:
+        """The refusal that an engine made."""
+        refusal = cls(error.code, error.message)
+        refusal.error = error
+        return refusal
+
+
+def too_late(wait_s: float, retry_after_ms: int) -> Refused:
+    """It waited as long as it may, or may not wait at all."""
+    return Refused(
+        common_pb2.ERROR_CODE_TIMEOUT,
+        f"No engine had room for the request within {wait_s:g} seconds (lane-wait-s, or the request's own "
+        "limit). Try again later.",
+        retryable=True,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def not_served(retry_after_ms: int | None = None) -> Refused:
+    """Nothing serves the model."""
+    return Refused(
+        common_pb2.ERROR_CODE_UNAVAILABLE,
+        "No engine serves the model at the moment.",
+        retryable=True,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def does_not_fit(tokens: int, largest: int) -> Refused:
+    """No engine could ever hold its prompt and one token more."""
+    return Refused(
+        common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+        f"The request needs room for {tokens} tokens; the KV of the model's largest engine has {largest}.",
+        param="prompt",
+    )
+
+
+def too_long(tokens: int, longest: int) -> Refused:
+    """No engine of the model takes so long a sequence."""
+    return Refused(
+        common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+        f"The request has {tokens} tokens; the longest sequence of the model's engines has {longest}.",
+        param="prompt",
+    )
+
 
 # Of a message by gRPC. The gateway's limits, which are options, are lower; these bound what a client of
 # the router's own API can make it keep.

@@ -1,4 +1,4 @@
-"""The interface of a placement policy: its request, its candidates and their caches, its choice; the registry."""
+"""The interface of a placement policy: request, candidates with their caches, choice; and the registry."""
 
 from __future__ import annotations
 

@@ -20,14 +20,13 @@ from services.router.dispatch import (
     Dispatcher,
     Membership,
     PlainCall,
-    ReaderWatch,
     Session,
     SessionHub,
 )
 from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.index import KvIndex
 from services.router.placement import ReceiptBook
-from services.router.service.streams import INTERNAL, SLOW_READER, Cut, first_message
+from services.router.service.streams import INTERNAL, SLOW_READER, Cut, ReaderWatch, first_message
 
 _log = get_logger(__name__)
 

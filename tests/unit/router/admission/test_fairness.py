@@ -11,8 +11,7 @@ from catenary.v1 import common_pb2
 from services.router.admission import QueueOptions, Refused, Ticket, WaitingRoom
 from services.router.admission.guard import Places
 from services.router.admission.lanes import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM, FairQueue, Lanes
-from services.router.admission.queue import WINDOW_S, DrainRate
-from services.router.admission.room import TICK_S, Deadlines
+from services.router.admission.queues import TICK_S, WINDOW_S, Deadlines, DrainRate
 
 QUANTUM = 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.router_session import Shed
 from services.router.admission import QueueOptions, Shedding, WaitingRoom
-from services.router.admission.queue import MAX_ENTRIES
+from services.router.admission.queues import MAX_ENTRIES
 
 DEFAULT = common_pb2.PRIORITY_CLASS_DEFAULT
 BULK = common_pb2.PRIORITY_CLASS_BULK

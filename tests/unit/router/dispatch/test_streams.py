@@ -18,13 +18,13 @@ from services.router.dispatch import (
     EngineHealth,
     EngineLink,
     PoisonBook,
-    ReaderWatch,
     SessionHub,
     SessionOutbox,
 )
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
+from services.router.service import ReaderWatch
 
 
 def row(handle: int, *tokens: int) -> StepRow:
