@@ -1,6 +1,7 @@
 """FleetService, the engines' side of the router: Attach and PublishKv streams.
 
-A failure of a PublishKv stream, which tells of an engine's prefix cache, harms no sequence."""
+A failure of a PublishKv stream, which tells of an engine's prefix cache, harms no sequence.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from services.router.dispatch import EngineLink, LossReason, Membership
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvFeed, KvIndex, MalformedKv
 from services.router.metrics import RouterMetrics
-from services.router.service.streams import INTERNAL, SLOW_READER, Cut, ReaderWatch, first_message
+from services.router.service.streams import INTERNAL, ReaderWatch, first_message, serve_stream
 
 # Of one message: what is more goes into the next.
 MAX_CHANGES = 1024
@@ -228,7 +229,7 @@ async def _close_with(link: EngineLink, publication: KvPublication) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttachTerms:
-    """The answer to an engine that is let in. Times in milliseconds."""
+    """The terms of an attachment. Times in milliseconds."""
 
     router_instance_id: str
     lease_ms: int
@@ -236,8 +237,66 @@ class AttachTerms:
     hello_timeout_s: float
 
 
+class _AttachStream:
+    """The stream of one attachment; see AcceptedStream."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        link: EngineLink,
+        requests: AsyncIterator[engine_pb2.AttachRequest],
+        terms: AttachTerms,
+    ) -> None:
+        self._membership = membership
+        self._link = link
+        self._requests = requests
+        self._terms = terms
+
+    @property
+    def error(self) -> common_pb2.Error | None:
+        return self._link.error
+
+    def welcome(self) -> engine_pb2.AttachResponse:
+        attached = engine_pb2.Attached(
+            schema_revision=SCHEMA_REVISION,
+            router_instance_id=self._terms.router_instance_id,
+            lease_epoch=self._link.engine.epoch,
+            lease_ms=self._terms.lease_ms,
+            report_interval_ms=self._terms.report_interval_ms,
+        )
+        return engine_pb2.AttachResponse(attached=attached)
+
+    def messages(self) -> AsyncIterator[engine_pb2.AttachResponse]:
+        return self._link.messages()
+
+    async def read(self) -> None:
+        membership, link = self._membership, self._link
+        try:
+            async for request in self._requests:
+                membership.receive(link, request)
+            membership.leave(link, LossReason.STREAM_ENDED)
+        except (Refused, RpcError) as refusal:
+            membership.leave(link, LossReason.PROTOCOL, refusal.error)
+        except MalformedStep as fault:
+            _log.error("engine broke the contract", engine=link.engine.name, fault=str(fault))
+            text = f"The step is malformed: {fault}."
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_INVALID_ARGUMENT, message=text)
+            membership.leave(link, LossReason.PROTOCOL, error)
+        except (grpc.aio.InternalError, grpc.aio.UsageError):
+            membership.leave(link, LossReason.STREAM_ENDED)
+        except Exception:
+            _log.exception("engine message failed", engine=link.engine.name)
+            membership.leave(link, LossReason.PROTOCOL, INTERNAL)
+
+    def stalled(self) -> None:
+        self._membership.leave(self._link, LossReason.NOT_READING)
+
+    def close(self) -> None:
+        self._membership.leave(self._link, LossReason.STREAM_ENDED)
+
+
 class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
-    """Carries `Membership` over Attach streams, and what engines cache over `kv`."""
+    """Serves Attach streams by `membership`, and PublishKv streams by `kv`."""
 
     def __init__(self, membership: Membership, watch: ReaderWatch, terms: AttachTerms, kv: KvStreams) -> None:
         self._membership = membership
@@ -245,38 +304,13 @@ class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
         self._watch = watch
         self._terms = terms
 
-    async def Attach(
+    def Attach(
         self,
         request_iterator: AsyncIterator[engine_pb2.AttachRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[engine_pb2.AttachResponse]:
         """See the proto."""
-        first = await first_message(request_iterator, "hello", timeout_s=self._terms.hello_timeout_s)
-        try:
-            link = self._membership.attach(first.hello)
-        except Refused as refusal:
-            _log.warning("engine refused", engine=first.hello.engine_name[:64], reason=refusal.error.message)
-            raise RpcError(refusal.error) from None
-        cut = Cut()
-        watched = self._watch.add(lambda _strikes: self._not_reading(link, cut))
-        reader = asyncio.create_task(self._read(request_iterator, link))
-        try:
-            watched.writing()
-            yield self._welcome(link)
-            watched.written()
-            async for message in link.messages():
-                watched.writing()
-                yield message
-                watched.written()
-            if link.error is not None:
-                raise RpcError(link.error)
-        except GeneratorExit:
-            cut.explain(SLOW_READER)
-            raise
-        finally:
-            reader.cancel()
-            self._watch.remove(watched)
-            self._membership.leave(link, LossReason.STREAM_ENDED)
+        return serve_stream(lambda: self._accept(request_iterator), self._watch)
 
     def PublishKv(
         self,
@@ -286,35 +320,11 @@ class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
         """See the proto."""
         return self._kv.serve(request_iterator)
 
-    async def _read(self, requests: AsyncIterator[engine_pb2.AttachRequest], link: EngineLink) -> None:
+    async def _accept(self, requests: AsyncIterator[engine_pb2.AttachRequest]) -> _AttachStream:
+        first = await first_message(requests, "hello", timeout_s=self._terms.hello_timeout_s)
         try:
-            async for request in requests:
-                self._membership.receive(link, request)
-            self._membership.leave(link, LossReason.STREAM_ENDED)
-        except (Refused, RpcError) as refusal:
-            self._membership.leave(link, LossReason.PROTOCOL, refusal.error)
-        except MalformedStep as fault:
-            _log.error("engine broke the contract", engine=link.engine.name, fault=str(fault))
-            text = f"The step is malformed: {fault}."
-            error = common_pb2.Error(code=common_pb2.ERROR_CODE_INVALID_ARGUMENT, message=text)
-            self._membership.leave(link, LossReason.PROTOCOL, error)
-        except (grpc.aio.InternalError, grpc.aio.UsageError):
-            self._membership.leave(link, LossReason.STREAM_ENDED)
-        except Exception:
-            _log.exception("engine message failed", engine=link.engine.name)
-            self._membership.leave(link, LossReason.PROTOCOL, INTERNAL)
-
-    def _not_reading(self, link: EngineLink, cut: Cut) -> None:
-        self._membership.leave(link, LossReason.NOT_READING)
-        cut.now()
-
-    def _welcome(self, link: EngineLink) -> engine_pb2.AttachResponse:
-        terms = self._terms
-        attached = engine_pb2.Attached(
-            schema_revision=SCHEMA_REVISION,
-            router_instance_id=terms.router_instance_id,
-            lease_epoch=link.engine.epoch,
-            lease_ms=terms.lease_ms,
-            report_interval_ms=terms.report_interval_ms,
-        )
-        return engine_pb2.AttachResponse(attached=attached)
+            link = self._membership.attach(first.hello)
+        except Refused as refusal:
+            _log.warning("engine refused", engine=first.hello.engine_name[:64], reason=refusal.error.message)
+            raise RpcError(refusal.error) from None
+        return _AttachStream(self._membership, link, requests, self._terms)

@@ -26,7 +26,14 @@ from services.router.dispatch import (
 from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.index import KvIndex
 from services.router.placement import ReceiptBook
-from services.router.service.streams import INTERNAL, SLOW_READER, Cut, ReaderWatch, first_message
+from services.router.service.streams import (
+    INTERNAL,
+    SLOW_READER,
+    Cut,
+    ReaderWatch,
+    first_message,
+    serve_stream,
+)
 
 _log = get_logger(__name__)
 
@@ -80,8 +87,58 @@ class GenerateCalls:
         running.give_up(SLOW_READER, AbortCause.SLOW_READER)
 
 
+class _SessionStream:
+    """The stream of one session; see AcceptedStream."""
+
+    def __init__(
+        self,
+        hub: SessionHub,
+        session: Session,
+        requests: AsyncIterator[router_pb2.SessionRequest],
+        instance: str,
+        welcome: router_pb2.SessionWelcome,
+    ) -> None:
+        self._hub = hub
+        self._session = session
+        self._requests = requests
+        self._instance = instance
+        self._welcome = welcome
+        self.error: common_pb2.Error | None = None
+
+    def welcome(self) -> router_pb2.SessionResponse:
+        return router_pb2.SessionResponse(welcome=self._welcome)
+
+    def messages(self) -> AsyncIterator[router_pb2.SessionResponse]:
+        return self._session.outbox.messages()
+
+    async def read(self) -> None:
+        session = self._session
+        try:
+            async for request in self._requests:
+                session.receive(request)
+                # Write the submit first: to ask for the next message takes longer.
+                await asyncio.sleep(0)
+                await session.outbox.room()
+        except (Refused, RpcError) as refusal:
+            self.error = refusal.error
+        except (grpc.aio.InternalError, grpc.aio.UsageError):
+            _log.debug("session stream broke")
+        except Exception:
+            _log.exception("session message failed")
+            self.error = INTERNAL
+        self._hub.close(session, AbortCause.SESSION_END)
+
+    def stalled(self) -> None:
+        _log.warning("gateway does not read; its session is ended", instance=self._instance)
+        self._hub.close(self._session, AbortCause.SLOW_READER)
+
+    def close(self) -> None:
+        self._hub.close(self._session, AbortCause.SESSION_END)
+        _log.info("gateway left", instance=self._instance)
+
+
 class SessionStreams:
-    """Carries `Session`s of a hub over Session streams."""
+    """Serves Session streams of gateways, each with a session of `hub`."""
 
     def __init__(
         self,
@@ -94,14 +151,20 @@ class SessionStreams:
     ) -> None:
         self._hub = hub
         self._watch = watch
-        self._router_instance_id = router_instance_id
-        self._heartbeat_ms = heartbeat_ms
+        self._welcome = router_pb2.SessionWelcome(
+            schema_revision=SCHEMA_REVISION,
+            router_instance_id=router_instance_id,
+            heartbeat_ms=heartbeat_ms,
+        )
         self._hello_timeout_s = hello_timeout_s
 
-    async def serve(
+    def serve(
         self, requests: AsyncIterator[router_pb2.SessionRequest]
     ) -> AsyncIterator[router_pb2.SessionResponse]:
-        """One session, to its end."""
+        """Serve one stream to its end. Raises RpcError as `serve_stream` does."""
+        return serve_stream(lambda: self._accept(requests), self._watch)
+
+    async def _accept(self, requests: AsyncIterator[router_pb2.SessionRequest]) -> _SessionStream:
         first = await first_message(requests, "hello", timeout_s=self._hello_timeout_s)
         _check(first.hello)
         try:
@@ -110,62 +173,7 @@ class SessionStreams:
             raise RpcError(refusal.error) from None
         instance = first.hello.instance_id
         _log.info("gateway connected", instance=instance)
-        cut = Cut()
-        watched = self._watch.add(lambda _strikes: self._not_reading(session, instance, cut))
-        failures: list[common_pb2.Error] = []
-        reader = asyncio.create_task(self._read(requests, session, failures))
-        try:
-            watched.writing()
-            yield self._welcome()
-            watched.written()
-            async for message in session.outbox.messages():
-                watched.writing()
-                yield message
-                watched.written()
-            if failures:
-                raise RpcError(failures[0])
-        except GeneratorExit:
-            cut.explain(SLOW_READER)
-            raise
-        finally:
-            reader.cancel()
-            self._watch.remove(watched)
-            self._hub.close(session, AbortCause.SESSION_END)
-            _log.info("gateway left", instance=instance)
-
-    async def _read(
-        self,
-        requests: AsyncIterator[router_pb2.SessionRequest],
-        session: Session,
-        failures: list[common_pb2.Error],
-    ) -> None:
-        try:
-            async for request in requests:
-                session.receive(request)
-                # It is on its way to an engine first: to ask for the next message takes longer.
-                await asyncio.sleep(0)
-                await session.outbox.room()
-        except (Refused, RpcError) as refusal:
-            failures.append(refusal.error)
-        except (grpc.aio.InternalError, grpc.aio.UsageError):
-            _log.debug("session stream broke")
-        except Exception:
-            _log.exception("session message failed")
-            failures.append(INTERNAL)
-        self._hub.close(session, AbortCause.SESSION_END)
-
-    def _not_reading(self, session: Session, instance: str, cut: Cut) -> None:
-        _log.warning("gateway does not read; its session is ended", instance=instance)
-        self._hub.close(session, AbortCause.SLOW_READER)
-        cut.now()
-
-    def _welcome(self) -> router_pb2.SessionResponse:
-        welcome = router_pb2.SessionWelcome(
-            schema_revision=SCHEMA_REVISION,
-            router_instance_id=self._router_instance_id,
-            heartbeat_ms=self._heartbeat_ms,
-        )
-        return router_pb2.SessionResponse(welcome=welcome)
+        return _SessionStream(self._hub, session, requests, instance, self._welcome)
 
 
 def _check(hello: router_pb2.SessionHello) -> None:
