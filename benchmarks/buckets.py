@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from services.engine.bucketing import BucketLimits, build_plan, exponential_ranges, plan_of
+from services.engine.bucketing import STRATEGIES, BucketLimits, build_plan, plan_of
 from services.engine.learning import (
     Budget,
     ExactShapes,
@@ -123,7 +123,7 @@ def main() -> None:
         Workload.of(chat_lengths(seed, given.sequences), limits, times, seed=seed)
         for seed in (given.learn_seed, given.judge_seed)
     )
-    plans = {name: build_plan(name, limits) for name in ("exponential", "linear", "padding")}
+    plans = {name: build_plan(name, limits) for name in STRATEGIES}
     graphs = len(plans["exponential"].prefill) + len(plans["exponential"].decode)
     plans["learned"] = plan_of(
         learn_for(learning, Budget(graphs=graphs, padding_price=given.padding_price)), limits
@@ -141,8 +141,7 @@ def main() -> None:
             f"{a.step_time * 1e3:>8.3f}"
         )
     shown, seen = queries(learning), queries(judging)
-    axis = sorted({*exponential_ranges(limits).prefill_query.values(), limits.max_query})
-    axis = [value for value in axis if value <= limits.max_query]
+    axis = list(plans["exponential"].axes["prefill_query"])
     learned = learned_boundaries(shown, len(axis), limits.max_query)
     optimum = padding(seen, best_boundaries(seen, len(axis)))
     print(f"query axis alone, {len(axis)} values: padding of the judged steps")

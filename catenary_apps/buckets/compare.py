@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from catenary_apps.buckets.config import BucketsConfig
+from catenary_apps.buckets.config import LEARNED, BucketsConfig
 from catenary_apps.cli.model_sizes import ModelSizes, find_shape, sizes_of
 from catenary_apps.plan.config import CARDS
 from catenary_apps.plan.planning import kv_bytes_on_card
@@ -19,6 +19,7 @@ from services.engine.bucketing import (
     narrow_limits,
     plan_of,
     read_bucket_file,
+    taken_axes,
 )
 from services.engine.learning import (
     Assessment,
@@ -88,7 +89,7 @@ def compare(config: BucketsConfig, say: Callable[[str], None] = lambda _: None) 
     learned: list[Bucket] = []
     compiled = _compiled(config)
     for name in config.strategies:
-        if name == "learned":
+        if name == LEARNED:
             say(f"learning from {len(learning)} sequences; of all strategies this one takes longest")
             learned = learn_for(
                 Workload.of(learning, limits, times, seed=1), _budget(config, limits), compiled
@@ -101,7 +102,7 @@ def compare(config: BucketsConfig, say: Callable[[str], None] = lambda _: None) 
                 limits,
                 padding=padding,
                 file=config.bucketing_file,
-                axes=config.axes().taken_by(name),
+                axes=taken_axes(name, config.axes()),
             )
     verdicts = {}
     for number, (name, plan) in enumerate(plans.items(), 1):

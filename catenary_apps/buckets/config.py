@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from catenary.config import ServiceConfig, expected_one_of, settings
 from catenary_apps.cli.pictures import PictureFile
-from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
+from services.engine.bucketing import AXIS_OPTIONS, FILE, STRATEGIES, BucketAxes, takers, vllm_names
 
-STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
+LEARNED: Final = "learned"
+_NAMES: Final = (*STRATEGIES, FILE, LEARNED)
 
 
 class BucketsConfig(ServiceConfig):
@@ -58,9 +59,9 @@ class BucketsConfig(ServiceConfig):
     )
 
     strategies: tuple[str, ...] = Field(
-        ("exponential", "linear", "padding", "learned"),
+        (*STRATEGIES, LEARNED),
         min_length=1,
-        description=f"Strategies to compare, of {', '.join(STRATEGIES)}.",
+        description=f"Strategies to compare, of {', '.join(_NAMES)}.",
     )
     bucketing_file: Path | None = Field(None, description="Bucket file of the strategy file.")
     bucketing_pad_ratio: float = Field(
@@ -153,11 +154,10 @@ class BucketsConfig(ServiceConfig):
     @field_validator("strategies")
     @classmethod
     def _strategies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        short = {"exp": "exponential", "lin": "linear", "pad": "padding"}
-        names = tuple(dict.fromkeys(short.get(name, name) for name in value))
+        names = tuple(dict.fromkeys(vllm_names().get(name, name) for name in value))
         for name in names:
-            if name not in STRATEGIES:
-                raise ValueError(f"there is no {name!r}: {expected_one_of(name, STRATEGIES)}")
+            if name not in _NAMES:
+                raise ValueError(f"there is no {name!r}: {expected_one_of(name, _NAMES)}")
         return names
 
     @model_validator(mode="after")
@@ -171,11 +171,12 @@ class BucketsConfig(ServiceConfig):
             raise ValueError("lengths and synthetic exclude each other")
         if self.max_graphs is not None and self.graph_budget_gib is not None:
             raise ValueError("max_graphs and graph_budget_gib exclude each other")
-        if (self.bucketing_file is None) is ("file" in self.strategies):
+        if (self.bucketing_file is None) is (FILE in self.strategies):
             raise ValueError("strategy file and bucketing_file need each other")
-        if self.axes() != BucketAxes() and not {"linear", "padding"} & {*self.strategies}:
-            raise ValueError("the bucket options need one of the strategies linear and padding")
-        if "learned" not in self.strategies and (self.learn is not None or self.compiled is not None):
+        stepped = takers("prefill_query", "step")
+        if self.axes() != BucketAxes() and not {*stepped} & {*self.strategies}:
+            raise ValueError(f"the bucket options need one of the strategies {' and '.join(stepped)}")
+        if LEARNED not in self.strategies and (self.learn is not None or self.compiled is not None):
             raise ValueError("learn and compiled need the strategy learned")
         if self.step_times == "measured" and self.lengths is None:
             raise ValueError("measured step times need a length file")

@@ -13,10 +13,9 @@ from catenary_apps.cli.output import counted
 from catenary_apps.plan.config import CARDS_PER_NODE, PlanConfig
 from catenary_apps.plan.dividing import GIB
 from catenary_apps.plan.planning import Planned
-from services.engine.bucketing import AXIS_OPTIONS, LONG_CONTEXT, long_name
+from services.engine.bucketing import AXIS_OPTIONS, FILE, LONG_CONTEXT, STRATEGIES, long_name
 from services.engine.memory import WeightScheme
 
-_VLLM_STRATEGIES = {"linear": "lin", "exponential": "exp", "padding": "pad"}
 # Options that have one name and meaning in both.
 _SHARED_OPTIONS = (
     "max-model-len",
@@ -77,12 +76,13 @@ def recommend(found: Planned) -> Recommendation:
     if config.allow_long_max_model_len:
         engine["allow-long-max-model-len"] = "true"
         variables["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-    if strategy == "file":
+    if strategy == FILE:
         engine["bucketing-file"] = variables["VLLM_BUCKETING_FROM_FILE"] = str(config.bucketing_file)
     else:
-        variables["VLLM_BUCKETING_STRATEGY"] = _VLLM_STRATEGIES[strategy]
-    if strategy == "padding":
-        engine |= _padding_options(config)
+        if STRATEGIES[strategy].vllm_name:
+            variables["VLLM_BUCKETING_STRATEGY"] = STRATEGIES[strategy].vllm_name
+        if STRATEGIES[strategy].padded:
+            engine |= _padding_options(config)
     if config.contiguous_kv:
         engine |= {"contiguous-kv": "true", "enable-prefix-caching": "false"}
     for option in AXIS_OPTIONS:
@@ -275,7 +275,7 @@ def _lengths(found: Planned) -> Iterator[Trap]:
             f"max-num-seqs is {config.max_num_seqs}: if they grow that long, the last ones lose their KV and "
             "are computed again",
         )
-    if limits.max_model_len >= LONG_CONTEXT and config.bucketing_strategy in ("linear", "lin"):
+    if limits.max_model_len >= LONG_CONTEXT and long_name(config.bucketing_strategy) == "linear":
         yield Trap(
             "linear-long-context",
             f"linear buckets of {limits.max_model_len} tokens are {len(found.plan.prefill)} prefill and "

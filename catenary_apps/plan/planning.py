@@ -25,7 +25,7 @@ from catenary_apps.plan.dividing import (
     fitting_reserve,
     load,
 )
-from services.engine.bucketing import Bucket, BucketLimits, BucketPlan, build_plan
+from services.engine.bucketing import Bucket, BucketLimits, BucketPlan, build_plan, long_name
 from services.engine.memory import (
     KvPlan,
     MemoryPlan,
@@ -410,7 +410,7 @@ def _rules(
                 tensor_parallel_size=config.tensor_parallel_size,
                 kv_bytes=1 if config.kv_cache_dtype == "fp8" else 2,
                 block_size=limits.block_size,
-                exponential=config.bucketing_strategy in ("exponential", "exp"),
+                exponential=long_name(config.bucketing_strategy) == "exponential",
                 contiguous=config.contiguous_kv,
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 from pydantic_core import from_json
@@ -17,7 +17,16 @@ from catenary.addresses import parse_address
 from catenary.config import ListenOptions, ServiceConfig, settings
 from catenary.devices import choose_device
 from catenary.schema import MAX_BEAM_WIDTH
-from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, PaddingOptions, long_name
+from services.engine.bucketing import (
+    AXIS_OPTIONS,
+    FILE,
+    STRATEGIES,
+    BucketAxes,
+    PaddingOptions,
+    check_axes,
+    long_name,
+    strategy_names,
+)
 from services.engine.option_groups import (
     CAPTURING,
     EMBEDDING,
@@ -32,6 +41,14 @@ from services.engine.option_groups import (
     Vllm,
 )
 
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[strategy_names()]
+
+_TAKEN = "; ".join(
+    f"{name} takes {strategy.settings.replace('`', '')}" for name, strategy in STRATEGIES.items()
+)
 _PADDING_OPTIONS = (
     "bucketing_pad_ratio",
     "bucketing_pad_max_rows",
@@ -48,9 +65,9 @@ class BucketingOptions(ServiceConfig):
         "bucketing_strategy": "Buckets",
     }
 
-    bucketing_strategy: Annotated[
-        Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"], GENERATING
-    ] = Field("exponential", description="How the static shapes of the forwards are spaced.")
+    bucketing_strategy: Annotated[StrategyName, GENERATING] = Field(
+        "exponential", description="How the static shapes of the forwards are spaced."
+    )
     bucketing_file: Annotated[Path | None, GENERATING] = Field(
         None,
         description="Bucket file for bucketing_strategy file, one (batch, query, context_blocks) a line; "
@@ -82,15 +99,14 @@ class BucketingOptions(ServiceConfig):
     bucket_prefill_batch: Annotated[str | None, GENERATING] = Field(
         None,
         max_length=128,
-        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these; what "
-        "is absent is the strategy's. padding takes all (the last two, most padding in units and in percent, "
-        "up to 50, replace the bucketing_pad options), linear the first three, exponential max.",
+        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these; the "
+        f"strategy sets the others. {_TAKEN}.",
     )
     bucket_prefill_query: Annotated[str | None, GENERATING] = Field(
         None,
         max_length=128,
         description="Tokens of a row of prefill buckets, as bucket_prefill_batch. Longer prompts are "
-        "computed in chunks of max. exponential takes min=1.",
+        "computed in chunks of max.",
     )
     bucket_prefill_context: Annotated[str | None, GENERATING] = Field(
         None,
@@ -120,12 +136,15 @@ class BucketingOptions(ServiceConfig):
 
     def check_buckets(self) -> None:
         """Refuse options of another strategy than the one chosen. Raises ValueError, one line."""
-        if (self.bucketing_file is None) is (self.bucketing_strategy == "file"):
+        strategy = long_name(self.bucketing_strategy)
+        if (self.bucketing_file is None) is (strategy == FILE):
             raise ValueError("bucketing_strategy file and bucketing_file need each other")
         given = [name for name in _PADDING_OPTIONS if name in self.model_fields_set]
-        if given and self.bucketing_strategy not in ("padding", "pad"):
-            raise ValueError(f"{given[0]} needs bucketing_strategy padding, not {self.bucketing_strategy}")
-        self.axes().check_strategy(long_name(self.bucketing_strategy))
+        padded = [name for name, rule in STRATEGIES.items() if rule.padded]
+        if given and strategy not in padded:
+            needed = " or ".join(padded)
+            raise ValueError(f"{given[0]} needs bucketing_strategy {needed}, not {self.bucketing_strategy}")
+        check_axes(strategy, self.axes())
 
 
 class EngineOptions(

@@ -1,4 +1,4 @@
-"""What an operator may say about the axes of buckets, as text and as numbers."""
+"""Settings of buckets that an operator makes: of each axis, as text and as numbers, and of padding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 _MAX_VALUE: Final = 2**31 - 1
 _MAX_PERCENT: Final = 50
-_PADDING_ONLY: Final = ("pad_max", "pad_percent")
+# Of a bucket: at 0.5 values are about the powers of two.
+MAX_PADDING_RATIO: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,30 @@ class AxisOptions:
     def given(self) -> tuple[str, ...]:
         """Names of the settings that are set."""
         return tuple(part.name for part in fields(self) if getattr(self, part.name) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingOptions:
+    """Settings of the `padding` strategy for all axes.
+
+    `ratio` bounds the padding's share of a bucket, between 0 and 0.5. The caps bound it absolutely, in rows,
+    tokens of a row, context blocks of a row and blocks of a decode batch; None is the default: a quarter of
+    the maximum, for context blocks those of a full step.
+    """
+
+    ratio: float = 0.25
+    max_rows: int | None = None
+    max_tokens: int | None = None
+    max_context: int | None = None
+    max_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= MAX_PADDING_RATIO:
+            raise ValueError(f"the padding ratio must be between 0 and {MAX_PADDING_RATIO}, not {self.ratio}")
+        for name in ("max_rows", "max_tokens", "max_context", "max_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"the padding cap {name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +73,10 @@ class BucketAxes:
             }
         )
 
-    def check_strategy(self, strategy: str) -> None:
-        """Raises ValueError for a setting that the strategy, by its long name, does not take."""
-        for axis in AXES:
-            for setting in getattr(self, axis).given:
-                if not takes(strategy, axis, setting, getattr(getattr(self, axis), setting)):
-                    raise ValueError(_refusal(strategy, axis, setting))
-
-    def taken_by(self, strategy: str) -> BucketAxes:
-        """Those settings that the strategy takes."""
-        return BucketAxes(
-            **{
-                axis: AxisOptions(
-                    **{
-                        setting: getattr(options, setting)
-                        for setting in options.given
-                        if takes(strategy, axis, setting, getattr(options, setting))
-                    }
-                )
-                for axis, options in ((axis, getattr(self, axis)) for axis in AXES)
-            }
-        )
-
 
 AXES: Final = tuple(part.name for part in fields(BucketAxes))
 OPTION_PREFIX: Final = "bucket_"
 AXIS_OPTIONS: Final = tuple(OPTION_PREFIX + axis for axis in AXES)
-
-
-def takes(strategy: str, axis: str, setting: str, value: int) -> bool:
-    """True if a strategy, by its long name, takes this setting of an axis.
-
-    `exponential` follows the limits by itself. It takes a first prompt length of one token, for engines that
-    go on where others have computed the prompt, and a bound on prefill rows.
-    """
-    if strategy == "exponential":
-        return (axis, setting, value) == ("prefill_query", "min", 1) or (axis, setting) == (
-            "prefill_batch",
-            "max",
-        )
-    return strategy == "padding" or (strategy == "linear" and setting not in _PADDING_ONLY)
 
 
 def parse_axis(name: str, text: str) -> AxisOptions:
@@ -118,16 +107,3 @@ def parse_axis(name: str, text: str) -> AxisOptions:
     if values.get("min", 0) > values.get("max", _MAX_VALUE):
         raise ValueError(f"{name}: min {values['min']} exceeds max {values['max']}")
     return AxisOptions(**values)
-
-
-def _refusal(strategy: str, axis: str, setting: str) -> str:
-    option = f"{OPTION_PREFIX}{axis}"
-    if strategy == "exponential":
-        return (
-            f"{option}: bucketing_strategy exponential spaces its buckets by itself and takes min=1 of "
-            f"bucket_prefill_query and max of bucket_prefill_batch, not {setting}: leave it out, or choose "
-            "linear or padding"
-        )
-    if strategy == "linear":
-        return f"{option}: {setting} needs bucketing_strategy padding, not linear"
-    return f"{option} needs bucketing_strategy linear or padding, not {strategy}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from services.engine.bucketing.axes import AXES, OPTION_PREFIX, AxisOptions, BucketAxes
+from services.engine.bucketing.axes import AXES, OPTION_PREFIX, BucketAxes, PaddingOptions
 from services.engine.bucketing.bucket import Bucket, BucketLimits
 from services.engine.bucketing.bucket_file import read_bucket_file
 from services.engine.bucketing.grid import (
@@ -21,19 +20,13 @@ from services.engine.bucketing.grid import (
     prefill_grid,
     split_by_limits,
 )
-from services.engine.bucketing.strategies import (
-    AxisRange,
+from services.engine.bucketing.strategy import (
+    FILE,
+    STRATEGIES,
     BucketRanges,
-    ExponentialRange,
-    LinearRange,
-    PaddingOptions,
-    PaddingRange,
-    at_least_to,
-    exponential_ranges,
-    fit_to_pool,
-    linear_ranges,
-    padding_ranges,
-    up_to,
+    check_axes,
+    long_name,
+    most_of,
 )
 
 
@@ -82,9 +75,6 @@ class BucketTable:
         return best
 
 
-_MAX_VALUES = 100_000
-
-
 def narrow_limits(limits: BucketLimits, axes: BucketAxes) -> BucketLimits:
     """The limits with the operator's bounds on prefill rows and on the length of a chunk."""
     rows = axes.prefill_batch.max
@@ -101,7 +91,7 @@ def with_axes(ranges: BucketRanges, axes: BucketAxes, limits: BucketLimits) -> B
     A maximum beyond what an engine can use ends there. Raises ValueError for a minimum that lies beyond it.
     """
     return BucketRanges(
-        **{axis: _set(axis, getattr(ranges, axis), getattr(axes, axis), limits) for axis in AXES}
+        **{axis: getattr(ranges, axis).adjusted(axis, getattr(axes, axis), limits) for axis in AXES}
     )
 
 
@@ -116,84 +106,12 @@ def beyond_limits(axes: BucketAxes, limits: BucketLimits) -> list[str]:
     return lines
 
 
-def most_of(axis: str, limits: BucketLimits) -> tuple[int, str]:
-    """The largest value of an axis that an engine can use, and why."""
-    match axis:
-        case "prefill_batch":
-            return limits.max_prefill_seqs, "no more prompts are computed together (max_prefill_batch)"
-        case "prefill_query":
-            most = min(limits.max_num_batched_tokens, limits.max_model_len)
-            return most, "no chunk is longer (max_idle_batched_tokens, max_num_batched_tokens, max_model_len)"
-        case "prefill_context":
-            return limits.max_context_blocks, "a sequence has no more blocks (max_model_len, block_size)"
-        case "decode_batch":
-            return limits.max_num_seqs, "no more sequences run at once (max_num_seqs)"
-        case _ if limits.contiguous:
-            return limits.num_blocks, "the KV pool has no more blocks"
-        case _:
-            # Each batch's blocks end at what its rows can have, which the grid sees to.
-            return sys.maxsize, "no batch has more blocks"
-
-
-def _set(axis: str, chosen: AxisRange, options: AxisOptions, limits: BucketLimits) -> AxisRange:
-    if not options.given or isinstance(chosen, ExponentialRange):
-        return _set_first(chosen, options)
-    if not isinstance(chosen, LinearRange | PaddingRange):
-        raise TypeError(f"no settings are known for {type(chosen).__name__}")
-    most, reason = most_of(axis, limits)
-    minimum = chosen.minimum if options.min is None else options.min
-    step = chosen.step if options.step is None else options.step
-    maximum = chosen.maximum if options.max is None else min(options.max, most)
-    if axis == "decode_blocks" and limits.contiguous:
-        minimum, maximum = fit_to_pool(minimum, step, maximum, pool=limits.num_blocks)
-    if options.min is None:
-        minimum = min(minimum, maximum)
-    elif options.max is None and minimum > maximum:
-        # Some strategies end an axis before the last value that can be needed.
-        maximum = min(minimum, most)
-    if minimum > maximum:
-        raise ValueError(f"{OPTION_PREFIX}{axis}: min {minimum} exceeds {maximum}: {reason}; lower min")
-    if maximum // step > _MAX_VALUES:
-        raise ValueError(
-            f"{OPTION_PREFIX}{axis}: step {step} makes more than {_MAX_VALUES} values up to {maximum}: raise "
-            "step"
-        )
-    if isinstance(chosen, LinearRange):
-        return LinearRange(minimum, step, maximum)
-    cap = chosen.cap
-    if axis == "decode_blocks" and limits.contiguous:
-        cap = min(cap, -(-maximum // 4))
-    return PaddingRange(
-        minimum,
-        step,
-        maximum,
-        cap=cap if options.pad_max is None else options.pad_max,
-        ratio=chosen.ratio if options.pad_percent is None else options.pad_percent / 100,
-    )
-
-
-def _set_first(chosen: AxisRange, options: AxisOptions) -> AxisRange:
-    """An exponential axis: its first value is the one setting that its limits do not carry already."""
-    if options.min is None or not isinstance(chosen, ExponentialRange):
-        return chosen
-    return replace(chosen, minimum=options.min)
-
-
 # So many shapes no machine warms up in a month; a list of them would not fit a host's memory much later.
 _MAX_BUCKETS: Final = 2_000_000
 
 # What a token costs in the linear layers, in units of one token attending to one other: about six times the
 # hidden size, so 3,456 for a hidden size of 576 and 24,576 for 4,096. Matching needs only the magnitude.
 _TOKEN_WORK: Final = 4096
-
-_RANGES: Final[Mapping[str, Callable[[BucketLimits, PaddingOptions], BucketRanges]]] = {
-    "linear": lambda limits, _: linear_ranges(limits),
-    "exponential": lambda limits, _: exponential_ranges(limits),
-    "padding": padding_ranges,
-}
-_SHORT_NAMES: Final = {"lin": "linear", "exp": "exponential", "pad": "padding"}
-
-STRATEGIES: Final = (*_RANGES, "file", *_SHORT_NAMES)
 
 
 class BucketPlan:
@@ -273,14 +191,6 @@ class BucketPlan:
         return self._decode.match(batch, 1, blocks)
 
 
-def long_name(strategy: str) -> str:
-    """A strategy's long name. Raises ValueError for an unknown one."""
-    name = _SHORT_NAMES.get(strategy, strategy)
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown bucketing strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
-    return name
-
-
 def build_plan(
     strategy: str,
     limits: BucketLimits,
@@ -295,13 +205,13 @@ def build_plan(
     of axes that the strategy does not take or that the limits contradict.
     """
     name, axes = long_name(strategy), axes or BucketAxes()
-    axes.check_strategy(name)
-    if name == "file":
+    check_axes(name, axes)
+    if name == FILE:
         if file is None:
             raise ValueError("bucketing strategy file needs a bucket file")
         return plan_of(read_bucket_file(file), limits)
     within = narrow_limits(limits, axes)
-    ranges = with_axes(_RANGES[name](within, padding or PaddingOptions()), axes, within)
+    ranges = with_axes(STRATEGIES[name].ranges(within, padding or PaddingOptions()), axes, within)
     return plan_from(ranges, within, axes, notes=beyond_limits(axes, limits))
 
 
@@ -317,16 +227,16 @@ def plan_from(
     distinct = limits.max_distinct_decode_blocks
     blocks = ranges.decode_blocks.values()
     if set_by.decode_blocks.max is None:
-        blocks = at_least_to(blocks, max(ranges.decode_blocks.maximum, distinct))
+        blocks = _at_least_to(blocks, max(ranges.decode_blocks.maximum, distinct))
     else:
-        blocks = up_to(blocks, ranges.decode_blocks.maximum)
+        blocks = _up_to(blocks, ranges.decode_blocks.maximum)
     # Each row of a gathered decode has a block of its own, so no more rows than blocks.
     rows = limits.max_num_seqs if limits.contiguous else min(limits.max_num_seqs, blocks[-1])
     axis_values = (
-        up_to(ranges.prefill_batch.values(), limits.max_prefill_seqs),
-        up_to(ranges.prefill_query.values(), limits.max_query),
-        up_to(ranges.prefill_context.values(), _end(set_by.prefill_context.max, limits.max_context_blocks)),
-        up_to(ranges.decode_batch.values(), _end(set_by.decode_batch.max, rows)),
+        _up_to(ranges.prefill_batch.values(), limits.max_prefill_seqs),
+        _up_to(ranges.prefill_query.values(), limits.max_query),
+        _up_to(ranges.prefill_context.values(), _end(set_by.prefill_context.max, limits.max_context_blocks)),
+        _up_to(ranges.decode_batch.values(), _end(set_by.decode_batch.max, rows)),
         blocks,
     )
     _check_count("prefill", axis_values[:3])
@@ -375,6 +285,17 @@ def covers_every_step(plan: BucketPlan, limits: BucketLimits) -> bool:
     """
     within = replace(limits, max_chunk=plan.max_prefill_query)
     return not missing_prefill(plan.prefill, within) and not missing_decode(plan.decode, within)
+
+
+def _up_to(values: Iterable[int], maximum: int) -> list[int]:
+    """The values that do not exceed the maximum, and the maximum itself at the end."""
+    kept = [value for value in values if value < maximum]
+    return [*kept, maximum]
+
+
+def _at_least_to(values: list[int], maximum: int) -> list[int]:
+    """The values, and the maximum at the end if none reaches it."""
+    return values if values and values[-1] >= maximum else [*values, maximum]
 
 
 def _end(maximum: int | None, limit: int) -> int:

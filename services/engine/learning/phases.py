@@ -24,7 +24,8 @@ import numpy.typing as npt
 from services.engine.bucketing import (
     Bucket,
     BucketLimits,
-    exponential_ranges,
+    Exponential,
+    PaddingOptions,
     missing_decode,
     missing_prefill,
 )
@@ -301,7 +302,8 @@ def prefill_curve(
 def _last_decode(limits: BucketLimits) -> Bucket:
     """The bucket that covers every decode batch, also one whose sequences share blocks beyond the pool's."""
     last = missing_decode((), limits)[0]
-    blocks = max(last.context_blocks, exponential_ranges(limits).decode_blocks.maximum)
+    ranges = Exponential.ranges(limits, PaddingOptions())
+    blocks = max(last.context_blocks, ranges.decode_blocks.maximum)
     rows = limits.max_num_seqs if limits.contiguous else min(limits.max_num_seqs, blocks)
     return Bucket(rows, 1, blocks)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary.config import ConfigError
+from services.engine.bucketing import FILE as BUCKET_FILE
+from services.engine.bucketing import STRATEGIES, takers, vllm_names
 from services.engine.vllm_variables.rows import Row, Status, Variables, equivalent
 
 _TEST = "tests/unit/engine/vllm_variables/test_buckets.py::"
@@ -14,7 +16,7 @@ STRATEGY, OLD_SWITCH, FILE = (
     "VLLM_BUCKETING_FROM_FILE",
 )
 STRATEGY_VARIABLES = (STRATEGY, OLD_SWITCH, FILE)
-_STRATEGIES = {"exp": "exponential", "lin": "linear", "pad": "padding"}
+_STRATEGIES = vllm_names()
 _SHORT = {long: short for short, long in _STRATEGIES.items()}
 # Options by axis, each with the names that its variables may have; the first one set counts.
 _AXES = {
@@ -77,7 +79,7 @@ def _strategy_of_settings(variables: Variables) -> str | None:
         for name in (axis_variable(axis, setting) for axis in axes)
         if (text := variables.text(name)) is not None
         and name != _PREFILL_ROWS
-        and _taken("exponential", option, setting, int(text == "1"))
+        and _refusal("exponential", option, setting, int(text == "1"))
     ]
     if not idle:
         return None
@@ -112,17 +114,17 @@ def _settings(variables: Variables, axes: tuple[str, ...]) -> dict[str, tuple[st
     return found
 
 
-def _taken(strategy: str, option: str, setting: str, value: int) -> str:
-    """Why a strategy does not take a setting, "" if it does."""
-    if strategy == "exponential":
-        if (option, setting, value) == ("bucket_prefill_query", "MIN", 1):
-            return ""
-        return f"the exponential strategy spaces its buckets by itself; {STRATEGY}=lin or pad takes it"
-    if strategy not in _SHORT:
+def _refusal(strategy: str, option: str, setting: str, value: int) -> str:
+    """Return why a strategy does not take a setting, "" if it does."""
+    if strategy == BUCKET_FILE:
         return f"the strategy {strategy} has its buckets from elsewhere"
-    if strategy == "linear" and setting.startswith("PAD"):
-        return f"only {STRATEGY}=pad takes it"
-    return ""
+    axis, name = option.removeprefix("bucket_"), setting.lower()
+    if STRATEGIES[strategy].takes(axis, name, value):
+        return ""
+    others = [_SHORT[other] for other in takers(axis, name) if other in _SHORT]
+    if len(others) == 1:
+        return f"only {STRATEGY}={others[0]} takes it"
+    return f"the {strategy} strategy spaces its buckets by itself; {STRATEGY}={' or '.join(others)} takes it"
 
 
 def translate_buckets(variables: Variables) -> None:
@@ -142,7 +144,7 @@ def translate_buckets(variables: Variables) -> None:
             variables.give("max_prefill_batch", value, name)
         kept: dict[str, str] = {}
         for setting, (name, value) in found.items():
-            reason = _taken(strategy, option, setting, value)
+            reason = _refusal(strategy, option, setting, value)
             if reason:
                 variables.warn(f"{name} has no effect: {reason}")
             else:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.bucketing import (
+    STRATEGIES,
     AxisOptions,
     Bucket,
     BucketAxes,
@@ -17,6 +18,7 @@ from services.engine.bucketing import (
     BucketPlan,
     build_plan,
     plan_of,
+    taken_axes,
 )
 from services.engine.kv import BlockPool
 from services.engine.learning import Budget, ModelCost, estimated_times, learn_buckets
@@ -93,7 +95,7 @@ def _step(scheduler: Scheduler, plan: BucketPlan, limits: BucketLimits) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(["linear", "exponential", "padding", "file", "learned"]),
+    st.sampled_from([*STRATEGIES, "file", "learned"]),
     st.integers(16, 784),
     st.integers(2, 900),
     st.integers(1, 8),
@@ -125,7 +127,7 @@ def test_every_step_has_its_bucket(
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(["linear", "padding", "exponential"]), st.integers(0, 9999))
+@given(st.sampled_from(sorted(STRATEGIES)), st.integers(0, 9999))
 def test_every_step_has_its_bucket_whatever_the_axes(name: str, seed: int) -> None:
     draw = random.Random(seed)
 
@@ -136,11 +138,11 @@ def test_every_step_has_its_bucket_whatever_the_axes(name: str, seed: int) -> No
         )
 
     limits = BucketLimits(16, 200, 8, 64, draw.randint(13, 100), max_prefill_seqs=3)
-    axes = BucketAxes(axis(3), axis(64), axis(12), axis(8), axis(13)).taken_by(name)
+    axes = taken_axes(name, BucketAxes(axis(3), axis(64), axis(12), axis(8), axis(13)))
     serve(build_plan(name, limits, axes=axes), limits, seed, caching=draw.random() < 0.5)
 
 
-@pytest.mark.parametrize("name", ["linear", "exponential", "padding", "learned"])
+@pytest.mark.parametrize("name", [*STRATEGIES, "learned"])
 def test_shared_blocks_that_exceed_the_pool_together_have_a_bucket(name: str) -> None:
     limits = BucketLimits(16, 200, 8, 64, 20, max_prefill_seqs=2)
     assert serve(plan_for(name, limits), limits, 1, caching=True) > limits.num_blocks

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from services.engine.bucketing import (
     BucketLimits,
+    Exponential,
     ExponentialRange,
+    Linear,
     LinearRange,
+    Padding,
     PaddingOptions,
     PaddingRange,
     decode_grid,
-    exponential_ranges,
     fit_to_pool,
-    linear_ranges,
-    padding_ranges,
     prefill_grid,
 )
 
@@ -152,7 +152,7 @@ def test_padding_defaults_row_19() -> None:
         num_blocks=3593,
         max_prefill_seqs=16,
     )
-    ranges = padding_ranges(limits)
+    ranges = Padding.ranges(limits, PaddingOptions())
     assert ranges.prefill_batch == PaddingRange(1, 1, 16, 4, 0.25)
     assert ranges.prefill_query == PaddingRange(128, 128, 2048, 512, 0.25)
     assert ranges.prefill_context == PaddingRange(0, 2, 31, 16, 0.25)
@@ -165,12 +165,12 @@ def test_padding_row_19_contiguous_ranges_lie_in_the_pool() -> None:
     assert fit_to_pool(128, 128, 8192, pool=3593) == (128, 3593)
     assert fit_to_pool(128, 128, 8192, pool=77) == (1, 77)
     limits = BucketLimits(128, 91_964, 256, 2048, 3593, contiguous=True)
-    assert padding_ranges(limits).decode_blocks == PaddingRange(128, 128, 3593, 899, 0.25)
+    assert Padding.ranges(limits, PaddingOptions()).decode_blocks == PaddingRange(128, 128, 3593, 899, 0.25)
 
 
 def test_padding_options_reach_their_axes() -> None:
     options = PaddingOptions(ratio=0.1, max_rows=3, max_tokens=200, max_context=5, max_blocks=77)
-    ranges = padding_ranges(QWEN, options)
+    ranges = Padding.ranges(QWEN, options)
     assert ranges.prefill_batch == PaddingRange(1, 1, 1, 3, 0.1)
     assert ranges.prefill_query == PaddingRange(128, 128, 2048, 200, 0.1)
     assert ranges.prefill_context == PaddingRange(0, 2, 718, 5, 0.1)
@@ -207,7 +207,7 @@ def test_padding_stays_within_the_ratio_or_a_step(
 
 
 def test_exponential_defaults_row_18() -> None:
-    ranges = exponential_ranges(QWEN)
+    ranges = Exponential.ranges(QWEN, PaddingOptions())
     assert ranges.prefill_batch == ExponentialRange(1, 2, 1, 1)
     assert ranges.prefill_query == ExponentialRange(128, 128, 2048, 11)
     assert ranges.prefill_context == ExponentialRange(0, 1, 702, 11)
@@ -224,7 +224,7 @@ def test_exponential_defaults_clamp_a_contiguous_decode_to_the_pool() -> None:
         num_blocks=3593,
         contiguous=True,
     )
-    blocks = exponential_ranges(limits).decode_blocks
+    blocks = Exponential.ranges(limits, PaddingOptions()).decode_blocks
     assert blocks == ExponentialRange(1, 256, 3593, 13, ends_exactly=True)
     assert blocks.values()[-1] == 3593
 
@@ -238,7 +238,7 @@ def test_linear_defaults() -> None:
         num_blocks=999,
         max_prefill_seqs=4,
     )
-    ranges = linear_ranges(limits)
+    ranges = Linear.ranges(limits, PaddingOptions())
     assert ranges.prefill_batch == LinearRange(1, 1, 4)
     assert ranges.prefill_query == LinearRange(128, 128, 2048)
     assert ranges.prefill_context == LinearRange(0, 1, 31)

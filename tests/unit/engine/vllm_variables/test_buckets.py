@@ -15,6 +15,7 @@ from services.engine.bucketing import (
     BucketLimits,
     BucketPlan,
     build_plan,
+    check_axes,
     parse_axis,
 )
 from services.engine.config import EngineConfig
@@ -300,6 +301,6 @@ def test_every_variable_is_translated_warned_about_or_refused(
     texts = {name: translation.options[name].value for name in AXIS_OPTIONS if name in translation.options}
     long = {"exp": "exponential", "lin": "linear", "pad": "padding"}[strategy]
     # What the translation gives, the engine takes.
-    BucketAxes.parse(texts).check_strategy(long)
+    check_axes(long, BucketAxes.parse(texts))
     for name, text in texts.items():
         assert parse_axis(name, text).given
