@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from catenary.frames import LinkClosed
 from services.engine.domain import FinishReason
 from services.engine.link import (
     AbortSequences,
@@ -21,7 +22,6 @@ from services.engine.link import (
     CoreReady,
     CoreStep,
     EndRow,
-    LinkClosed,
     ModelFacts,
     StartCore,
     StepColumns,

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
 
+from catenary.frames import LinkClosed, fill
 from catenary.transfer.connector import (
     DIGEST_BYTES,
     Checksums,
@@ -42,6 +43,8 @@ def transfer_errors() -> Iterator[None]:
         yield
     except TimeoutError:
         raise TransferError(TransferFault.TIMEOUT, "the transfer took too long") from None
+    except LinkClosed:
+        raise TransferError(TransferFault.PROTOCOL, "the peer closed the connection") from None
     except OSError as error:
         raise TransferError(TransferFault.PROTOCOL, f"the connection broke: {error.strerror}") from None
 
@@ -75,14 +78,13 @@ class TimedSocket:
         return bytes(data)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills the view."""
+        """Fill the view."""
         with transfer_errors():
-            while view:
-                self.arm()
-                got = self.socket.recv_into(view)
-                if not got:
-                    raise TransferError(TransferFault.PROTOCOL, "the peer closed the connection")
-                view = view[got:]
+            fill(view, self._receive_into)
+
+    def _receive_into(self, view: memoryview) -> int:
+        self.arm()
+        return self.socket.recv_into(view)
 
 
 MAGIC: Final = b"CtKv"

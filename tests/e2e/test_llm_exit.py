@@ -88,7 +88,7 @@ def test_the_end_waits_for_a_start_that_was_given_up(model: Path) -> None:
     script = """
 import os, signal, torch
 import services.engine.core.process as process
-from services.engine.link import LinkClosed
+from catenary.frames import LinkClosed
 
 llm.close()
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 
+from catenary.frames import LinkClosed
 from services.engine.domain import FinishReason
 from services.engine.link import (
     BlockingLink,
@@ -22,7 +23,6 @@ from services.engine.link import (
     CoreReady,
     CoreStep,
     EndRow,
-    LinkClosed,
     ModelFacts,
     StartCore,
     StepColumns,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from catenary.cpus import format_cpus, parse_binding
 from catenary.directories import NoHomeError, expanded
+from catenary.frames import LinkClosed, LinkError
 from catenary.telemetry import configure_logging, get_logger
 from services.engine.core.errors import StartError
 from services.engine.link import (
@@ -18,8 +19,6 @@ from services.engine.link import (
     CoreFailed,
     CoreProgress,
     CoreReady,
-    LinkClosed,
-    LinkError,
     StartCore,
     ToCore,
 )
@@ -168,7 +167,7 @@ def _reason(error: Exception) -> str:
         return f"the package {error.name} is missing: install catenary with its engine and cpu extras"
     text = " ".join(str(error).split())
     # Our own errors are written for people; of any other the type is part of the message.
-    known = type(error).__module__.startswith("services.") or isinstance(error, ValueError)
+    known = type(error).__module__.startswith(("services.", "catenary.")) or isinstance(error, ValueError)
     return text if known and text else f"{type(error).__name__}: {text}"
 
 

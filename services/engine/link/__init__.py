@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.link.channel import (
-    AsyncLink,
-    BlockingLink,
-    FrameTooLarge,
-    LinkClosed,
-    LinkError,
-    MalformedFrame,
-)
+from services.engine.link.channel import AsyncLink, BlockingLink
 from services.engine.link.messages import (
     AbortSequences,
     CancelProfile,
@@ -56,14 +49,10 @@ __all__ = [
     "CoreStep",
     "EndRow",
     "FollowKv",
-    "FrameTooLarge",
     "GraphLoad",
     "HypothesisRow",
     "KvChanges",
     "KvContents",
-    "LinkClosed",
-    "LinkError",
-    "MalformedFrame",
     "Message",
     "ModelFacts",
     "OfferedKv",

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from catenary.frames import LinkClosed, LinkError
 from catenary.loop_thread import in_daemon_thread
 from catenary.memory import MemoryWatch
 from catenary.outbox import Messages, Outbox
@@ -28,8 +29,6 @@ from services.engine.link import (
     FollowKv,
     KvChanges,
     KvContents,
-    LinkClosed,
-    LinkError,
     ProfileEnd,
     ProfilePart,
     StartCore,

@@ -12,8 +12,9 @@ import threading
 
 import msgspec
 
+from catenary.frames import BlockingFrames, LinkClosed
 from services.tokenizer.rendering import ModelFilesError
-from services.tokenizer.workers.messages import BlockingFrames, LinkClosed, Task, WorkerFailed, WorkerSetup
+from services.tokenizer.workers.messages import Task, WorkerFailed, WorkerSetup, framed
 from services.tokenizer.workers.tools import TaskTools
 
 
@@ -47,20 +48,19 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> TaskTools | None:
     try:
         tools = TaskTools(setup)
     except ModelFilesError as error:
-        frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
+        frames.send(framed(WorkerFailed(str(error))))
         return None
-    frames.send(msgspec.msgpack.encode(tools.ready))
+    frames.send(framed(tools.ready))
     return tools
 
 
 def _serve(tools: TaskTools, frames: BlockingFrames) -> int:
     decoder = msgspec.msgpack.Decoder(Task)
-    encoder = msgspec.msgpack.Encoder()
     gc.collect()
     gc.freeze()
     while True:
         task = decoder.decode(frames.receive())
-        frames.send(encoder.encode(tools.answer(task)))
+        frames.send(framed(tools.answer(task)))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
-"""Messages between the service and its workers: msgpack in length-framed bytes, one answer to each task.
-
-A frame on the stream socket is 4 bytes of length, big-endian, then the payload.
-"""
+"""Messages between the service and its workers: msgpack in frames (catenary/frames.py), one answer to each
+task."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import struct
-
 import msgspec
 
+from catenary.frames import HEADER_BYTES, seal
 from services.tokenizer.rendering import (
     ChatOptions,
     ChatTurn,
@@ -22,79 +17,6 @@ from services.tokenizer.rendering import (
     TemplateBudget,
     TextPair,
 )
-
-_HEADER = struct.Struct(">I")
-
-
-class LinkClosed(Exception):
-    """The other side is gone."""
-
-
-class BlockingFrames:
-    """The worker's side."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-
-    def receive(self) -> bytearray:
-        """The next frame. Raises LinkClosed at the end of the stream."""
-        (length,) = _HEADER.unpack(self._exactly(_HEADER.size))
-        return self._exactly(length)
-
-    def send(self, payload: bytes) -> None:
-        """Send one frame. Raises LinkClosed if nobody listens."""
-        try:
-            # One write: the other side would wake for the header alone.
-            self._link.sendall(_HEADER.pack(len(payload)) + payload)
-        except OSError:
-            raise LinkClosed from None
-
-    def _exactly(self, length: int) -> bytearray:
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        filled = 0
-        while filled < length:
-            try:
-                received = self._link.recv_into(view[filled:])
-            except OSError:
-                received = 0
-            if received == 0:
-                raise LinkClosed
-            filled += received
-        return buffer
-
-
-class AsyncFrames:
-    """The service's side."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def over(cls, link: socket.socket) -> AsyncFrames:
-        """Take over a connected socket."""
-        return cls(*await asyncio.open_connection(sock=link))
-
-    async def receive(self) -> bytes:
-        """The next frame. Raises LinkClosed at the end of the stream."""
-        try:
-            (length,) = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
-            return await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, OSError):
-            raise LinkClosed from None
-
-    async def send(self, payload: bytes) -> None:
-        """Send one frame. Raises LinkClosed if nobody listens."""
-        try:
-            self._writer.write(_HEADER.pack(len(payload)) + payload)
-            await self._writer.drain()
-        except OSError:
-            raise LinkClosed from None
-
-    def close(self) -> None:
-        """Close the socket at once."""
-        self._writer.transport.abort()
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -219,6 +141,16 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     """The task met a defect of the service. `kind` is the exception's type, for the log."""
 
     kind: str
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def framed(message: msgspec.Struct) -> bytearray:
+    """Return the frame of a message."""
+    frame = bytearray(HEADER_BYTES)
+    _ENCODER.encode_into(message, frame, HEADER_BYTES)
+    return seal(frame)
 
 
 Task = ChatTask | CompletionTask | PairTask | TokenizeTask | DetokenizeTask | ConstraintTask

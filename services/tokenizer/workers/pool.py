@@ -19,21 +19,21 @@ import msgspec
 
 import services
 from catenary.backoff import Backoff
+from catenary.frames import AsyncFrames, LinkClosed
 from catenary.memory import MemoryWatch
 from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.messages import (
     Answer,
-    AsyncFrames,
     ChatTask,
     ConstraintTask,
     Greeting,
-    LinkClosed,
     Task,
     WorkerFailed,
     WorkerReady,
     WorkerSetup,
+    framed,
 )
 
 W = TypeVar("W")
@@ -148,7 +148,6 @@ class WorkerProcess:
         self._process = process
         self._frames = frames
         self._answers = msgspec.msgpack.Decoder(Answer)
-        self._encoder = msgspec.msgpack.Encoder()
 
     @property
     def pid(self) -> int:
@@ -156,8 +155,8 @@ class WorkerProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, setup: bytes) -> tuple[WorkerProcess, WorkerReady]:
-        """Spawn a worker, hand it the encoded WorkerSetup, wait until it has loaded.
+    async def start(cls, setup: WorkerSetup) -> tuple[WorkerProcess, WorkerReady]:
+        """Spawn a worker, hand it its setup, wait until it has loaded.
 
         Raises ModelFilesError if the files are at fault, WorkerLost if the process died.
         """
@@ -173,7 +172,6 @@ class WorkerProcess:
                 # Ctrl-C on the terminal is for the service: it lets running tasks finish.
                 start_new_session=True,
             )
-        ours.setblocking(False)
         worker = cls(process, await AsyncFrames.over(ours))
         try:
             greeting = await worker._greet(setup)
@@ -190,7 +188,7 @@ class WorkerProcess:
     async def run(self, task: Task) -> Answer:
         """The worker's answer. Raises WorkerLost."""
         try:
-            await self._frames.send(self._encoder.encode(task))
+            await self._frames.send(framed(task))
             answer: Answer = self._answers.decode(await self._frames.receive())
             return answer
         except (LinkClosed, msgspec.MsgspecError):
@@ -206,7 +204,7 @@ class WorkerProcess:
         """End the process at once and wait until it is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
-        self._frames.close()
+        self._frames.abort()
         await self._process.wait()
 
     async def _end_status(self) -> int:
@@ -216,9 +214,9 @@ class WorkerProcess:
         await asyncio.shield(self.kill())
         return self._process.returncode or 0
 
-    async def _greet(self, setup: bytes) -> Greeting:
+    async def _greet(self, setup: WorkerSetup) -> Greeting:
         try:
-            await self._frames.send(setup)
+            await self._frames.send(framed(setup))
             greeting: Greeting = msgspec.msgpack.decode(await self._frames.receive(), type=Greeting)
             return greeting
         except LinkClosed:
@@ -275,7 +273,7 @@ class WorkerPool:
     """
 
     def __init__(self, setup: WorkerSetup, limits: PoolLimits, *, on_change: Callable[[], None]) -> None:
-        self._setup = msgspec.msgpack.encode(setup)
+        self._setup = setup
         self._limits = limits
         self._on_change = on_change
         self._idle: deque[WorkerProcess] = deque()

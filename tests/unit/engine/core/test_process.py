@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from catenary.frames import FrameBuffer
 from services.engine.config import EngineConfig
 from services.engine.domain import SamplingOptions
 from services.engine.link import (
@@ -23,7 +24,7 @@ from services.engine.link import (
     StopCore,
     SubmitSequence,
 )
-from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, FrameBuffer, encode_frame
+from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, decode_body, encode_frame
 from tests.support.torch_engine import save_tiny_model
 
 
@@ -50,7 +51,7 @@ class SpawnedCore:
     def messages(self) -> Iterator[Any]:
         while data := self.sock.recv(65536):
             self.buffer.feed(data)
-            yield from self.buffer.take()
+            yield from map(decode_body, self.buffer.take())
 
     def last_of_start(self) -> Any:
         """What ends the start: CoreReady or CoreFailed."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary.frames import FrameBuffer, FrameTooLarge, LinkClosed, MalformedFrame
 from services.engine.domain import CoreErrorCode, FinishReason, SamplingOptions
 from services.engine.link import (
     AbortSequences,
@@ -23,11 +24,8 @@ from services.engine.link import (
     CoreStep,
     EndRow,
     FollowKv,
-    FrameTooLarge,
     KvChanges,
     KvContents,
-    LinkClosed,
-    MalformedFrame,
     Message,
     ModelFacts,
     StartCore,
@@ -35,7 +33,7 @@ from services.engine.link import (
     StopCore,
     SubmitSequence,
 )
-from services.engine.link.channel import FrameBuffer, decode_body, encode_frame
+from services.engine.link.channel import decode_body, encode_frame
 
 LIMIT = 1 << 20
 
@@ -113,7 +111,7 @@ def test_frames_cut_anywhere_give_the_same_messages(cuts: list[int]) -> None:
     for cut in [*cuts, len(stream)]:
         buffer.feed(stream[at : at + cut])
         at += cut
-        received += buffer.take()
+        received += map(decode_body, buffer.take())
     assert received == MESSAGES
 
 
@@ -176,7 +174,7 @@ def test_core_reads_while_its_send_is_held_up(pair: tuple[socket.socket, socket.
     buffer, received = FrameBuffer(LIMIT), []
     while len(received) < len(steps):
         buffer.feed(peer.recv(1 << 16))
-        received += buffer.take()
+        received += map(decode_body, buffer.take())
     sender.join(10)
     assert received == steps
     arrived: list[object] = []
