@@ -19,12 +19,11 @@ from gateway.generation.service import GenerationService
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.library import Library
 from gateway.responses.service import ResponsesService
-from gateway.responses.sqlite import SqliteStore
 from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.routes.batches import batch_routes, file_routes
 from gateway.routes.responses import ResponsesEndpoint, response_routes
 from gateway.routing import Routes
-from gateway.state import Database, StateDirectory
+from gateway.state.database import Database, StateDirectory
 
 _MIB = 1 << 20
 _DAY_S = 86400.0
@@ -181,6 +180,6 @@ def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:
         config.stored_response_days * _DAY_S,
     )
     reserve_bytes = int(config.state_reserve_mib * _MIB)
-    return SqliteStore(
+    return ResponseStore(
         directory / "responses.sqlite3", limits, reserve_bytes=reserve_bytes, lease_s=config.lease_s
     )

@@ -19,7 +19,7 @@ from catenary.nearest import near
 from gateway.batches.objects import FileObject, Purpose
 from gateway.errors import ApiError, bad_request, timed_out
 from gateway.http.disconnect import ClientGone
-from gateway.state import Database
+from gateway.state.database import Database
 
 _COLUMNS = "id, purpose, filename, bytes, created, expires"
 _IN_USE = (

@@ -233,7 +233,6 @@ class BatchJob:
         self,
         claim: ClaimedBatch,
         *,
-        runner: str,
         batches: BatchStore,
         files: FileStore,
         run_line: RunLine,
@@ -245,7 +244,6 @@ class BatchJob:
 
         Args:
             claim: the batch.
-            runner: the gateway that has claimed it.
             batches: where it is.
             files: where its input is.
             run_line: what answers a line, when there is a place for it.
@@ -255,7 +253,6 @@ class BatchJob:
         """
         self.batch_id = claim.batch.id
         self._claim = claim
-        self._runner = runner
         self._batches = batches
         self._files = files
         self._run_line = run_line
@@ -270,29 +267,25 @@ class BatchJob:
         """Bring the batch to its end, from wherever it is. Raises LeaseLost, or ApiError 503 of the store.
         Then, and when it is cancelled, what is written down stays, and the batch can be gone on with."""
         batch = self._claim.batch
-        if batch.status is BatchStatus.CANCELLING:
-            self._finish_early(BatchStatus.CANCELLED)
-        elif self._elapsed() >= self._deadline:
-            self._finish_early(BatchStatus.EXPIRED)
+        self.renewed(batch.status.value)
         if batch.in_progress_at is None or not self._cancelled.is_set():
             checked = await self._check_lines()
             if checked is None:
-                await self._batches.finish(self._runner, self._claim, BatchStatus.CANCELLED)
+                await self._batches.finish(self._claim, BatchStatus.CANCELLED)
                 return
             total, problems = checked
             if problems:
-                await self._batches.finish(self._runner, self._claim, BatchStatus.FAILED, problems)
+                await self._batches.finish(self._claim, BatchStatus.FAILED, problems)
                 return
-            await self._batches.started(self._runner, batch.id, total)
+            await self._batches.started(self._claim, total)
         await self._run_lines()
         await self._explain_unrun()
-        await self._batches.finalizing(self._runner, batch.id)
-        await self._batches.finish(self._runner, self._claim, self._end)
+        await self._batches.finalizing(self._claim)
+        await self._batches.finish(self._claim, self._end)
 
-    async def check(self) -> None:
-        """Hold the batch for another while; end it when it was cancelled or is too late. Raises LeaseLost."""
-        status = await self._batches.renew(self._runner, self._claim.batch.id)
-        if status is BatchStatus.CANCELLING:
+    def renewed(self, status: str) -> None:
+        """Take the stored status, and end the batch when it was cancelled or has expired."""
+        if status == BatchStatus.CANCELLING.value:
             self._finish_early(BatchStatus.CANCELLED)
         elif self._elapsed() >= self._deadline:
             self._finish_early(BatchStatus.EXPIRED)
@@ -356,7 +349,7 @@ class BatchJob:
     async def _run_one(self, line: BatchLine) -> None:
         result = await self._run_line(self._claim, line)
         outcome = Outcome(line.number, result.failed, result_line(line.custom_id, result, new_id))
-        await self._batches.record(self._runner, self._claim, [outcome])
+        await self._batches.record(self._claim, [outcome])
 
     async def _explain_unrun(self) -> None:
         if self._end not in _UNRUN:
@@ -366,7 +359,7 @@ class BatchJob:
         async for line in self._todo():
             outcomes.append(Outcome(line.number, True, unrun_line(line.custom_id, code, message, new_id)))
             if len(outcomes) >= _BULK:
-                await self._batches.record(self._runner, self._claim, outcomes)
+                await self._batches.record(self._claim, outcomes)
                 outcomes = []
         if outcomes:
-            await self._batches.record(self._runner, self._claim, outcomes)
+            await self._batches.record(self._claim, outcomes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,11 @@ from catenary.telemetry import bind_request, get_logger, new_id, start_span
 from gateway.auth import Caller, set_caller
 from gateway.batches.files import FileStore
 from gateway.batches.job import BatchJob, BatchLine, JobLimits, LineResult
-from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost
+from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.errors import ApiError, bad_request, internal
 from gateway.ignored import ignored_header
 from gateway.limits.limiter import BEYOND_ITS_KEY, COUNTED, Tried
+from gateway.state.jobs import JobOwner, JobRunner, LeaseLost
 
 _log = get_logger(__name__)
 
@@ -116,7 +116,7 @@ class _Answer:
                 self.retry_after_s = int(value) / 1000
 
 
-_TICK_S = 0.5
+_TURN_S = 0.5
 _SWEEP_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
@@ -142,11 +142,8 @@ class RunnerLimits:
     model_wait_s: float
 
 
-class BatchRunner:
-    """Claims batches and runs them, as many at a time as it may.
-
-    It runs what any gateway with the same store was asked for. A gateway that stops gives its batches back;
-    the batches of one that died are taken over when their leases have run out."""
+class BatchRunner(JobOwner):
+    """Claims batches and runs them, up to a number at a time: those of any gateway with the same store."""
 
     def __init__(
         self,
@@ -174,11 +171,11 @@ class BatchRunner:
         self._job_limits = job_limits
         self._serves = serves
         self._clock = clock
-        self._runner = new_id("gateway-")
         self.endpoints: Sequence[str] = ()
         self._places = asyncio.Semaphore(limits.max_lines_at_work)
-        self._jobs: dict[asyncio.Task[None], BatchJob] = {}
-        self._woken = asyncio.Event()
+        self._runner = JobRunner(batches.jobs, self, turn_s=_TURN_S, sweep_s=_SWEEP_S)
+        self._running: dict[str, BatchJob] = {}
+        self.wake = self._runner.wake
         self._started = time.monotonic()
         self._app: ASGIApp | None = None
 
@@ -186,78 +183,54 @@ class BatchRunner:
         """Set the application that answers lines, and the paths that a batch may be for."""
         self._app, self.endpoints = app, endpoints
 
-    def wake(self) -> None:
-        """There is something new to do."""
-        self._woken.set()
-
     async def run(self) -> None:
-        """Work until cancelled; then all batches are given back as they are."""
-        swept = -_SWEEP_S
+        """Work until cancelled; then release all batches as they are."""
         try:
-            while True:
-                try:
-                    await self._claim_more()
-                    if time.monotonic() - swept >= _SWEEP_S:
-                        swept = time.monotonic()
-                        await self._files.sweep(self._limits.upload_s)
-                        await self._batches.sweep()
-                except ApiError:
-                    _log.warning("store of batches does not answer")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_TICK_S):
-                        await self._woken.wait()
-                self._woken.clear()
+            await self._runner.run()
         finally:
-            await self._give_back()
+            await self._runner.close()
 
-    async def _claim_more(self) -> None:
-        while len(self._jobs) < self._limits.max_batches:
-            claim = await self._batches.claim(self._runner, [job.batch_id for job in self._jobs.values()])
+    def renewed(self, job_id: str, status: str) -> None:
+        """See JobOwner."""
+        self._running[job_id].renewed(status)
+
+    def ended(self, job_id: str) -> None:
+        """See JobOwner."""
+        del self._running[job_id]
+
+    async def claim_more(self) -> None:
+        """See JobOwner."""
+        while len(self._runner.running) < self._limits.max_batches:
+            claim = await self._batches.claim(self._runner.name, self._runner.running)
             if claim is None:
                 return
             _log.info("batch claimed", batch=claim.batch.id, status=claim.batch.status.value)
-            job = BatchJob(
+            job = self._running[claim.batch.id] = BatchJob(
                 claim,
-                runner=self._runner,
                 batches=self._batches,
                 files=self._files,
                 run_line=self._run_line,
                 limits=self._job_limits,
                 clock=self._clock,
             )
-            task = asyncio.create_task(self._run_job(job, claim), name=f"batch-{claim.batch.id}")
-            self._jobs[task] = job
-            task.add_done_callback(self._ended)
+            self._runner.start(job.batch_id, self._run_job(job))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._jobs.pop(task, None)
-        self.wake()
+    async def sweep(self) -> None:
+        """See JobOwner."""
+        await self._files.sweep(self._limits.upload_s)
+        await self._batches.sweep()
 
-    async def _run_job(self, job: BatchJob, claim: ClaimedBatch) -> None:
-        checks = asyncio.create_task(self._check(job))
-        work = asyncio.create_task(job.run())
+    async def _run_job(self, job: BatchJob) -> None:
         try:
-            await asyncio.wait({checks, work}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (checks, work):
-                if task.done():
-                    task.result()
-            _log.info("batch ended", batch=claim.batch.id)
+            await job.run()
+            _log.info("batch ended", batch=job.batch_id)
         except LeaseLost:
-            _log.warning("batch taken over by another gateway", batch=claim.batch.id)
+            _log.warning("batch taken over by another gateway", batch=job.batch_id)
         except ApiError:
             # The lease runs out, and the batch is claimed again.
-            _log.warning("batch left for later: its store does not answer", batch=claim.batch.id)
+            _log.warning("batch left for later: its store does not answer", batch=job.batch_id)
         except Exception:
-            _log.exception("batch left for later", batch=claim.batch.id)
-        finally:
-            for task in (checks, work):
-                task.cancel()
-            await asyncio.gather(checks, work, return_exceptions=True)
-
-    async def _check(self, job: BatchJob) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            await job.check()
+            _log.exception("batch left for later", batch=job.batch_id)
 
     async def _run_line(self, claim: ClaimedBatch, line: BatchLine) -> LineResult:
         for name in ("stream", "background"):
@@ -296,12 +269,3 @@ class BatchRunner:
             cache_salt=claim.cache_salt,
             tried=tried,
         )
-
-    async def _give_back(self) -> None:
-        tasks = list(self._jobs)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        with suppress(ApiError):
-            await self._batches.release(self._runner)

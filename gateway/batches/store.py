@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from gateway.batches.objects import (
     encode_batch,
 )
 from gateway.errors import ApiError, bad_request, overloaded
-from gateway.state import Database, LeaseClock
+from gateway.state.database import Database
+from gateway.state.jobs import Jobs, totals_schema
 
 VERSION = 1
 SCHEMA = """
@@ -66,48 +67,23 @@ CREATE TABLE IF NOT EXISTS batches (
 
 CREATE INDEX IF NOT EXISTS batches_by_age ON batches (owner, created);
 
-CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
-
-CREATE TABLE IF NOT EXISTS totals (one INTEGER PRIMARY KEY, files INTEGER NOT NULL, bytes INTEGER NOT NULL);
-
-INSERT OR IGNORE INTO totals VALUES (1, 0, 0);
-
-CREATE TRIGGER IF NOT EXISTS file_added AFTER INSERT ON files BEGIN
-  UPDATE totals SET files = files + 1, bytes = bytes + new.bytes;
-END;
-
-CREATE TRIGGER IF NOT EXISTS file_changed AFTER UPDATE OF bytes ON files BEGIN
-  UPDATE totals SET bytes = bytes - old.bytes + new.bytes;
-END;
-
-CREATE TRIGGER IF NOT EXISTS file_removed AFTER DELETE ON files BEGIN
-  UPDATE totals SET files = files - 1, bytes = bytes - old.bytes;
-END"""
+CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);"""
+SCHEMA += "\n" + totals_schema("files", "files", "file_added", "file_changed", "file_removed")
 
 
 _COLUMNS = "batch, total, completed, failed"
-_FINAL = "(" + ", ".join(f"'{status.value}'" for status in sorted(FINAL)) + ")"
-
-_FREE = (
-    f"SELECT id FROM batches WHERE status NOT IN {_FINAL} "
-    "AND (runner IS NULL OR lease NOT BETWEEN :from AND :to) "
-    "AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY created LIMIT 1"
-)
-
-
-class LeaseLost(Exception):
-    """Another gateway has taken the batch over, or it is gone: its former runner must stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedBatch:
-    """A batch to run. `output` and `errors` are the ids of the files to write."""
+    """A batch to run. `output` and `errors` are the ids of the files to write; `runner` holds it."""
 
     batch: Batch
     owner: str
     cache_salt: str
     output: str
     errors: str
+    runner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +116,16 @@ class BatchStore:
             clock: Unix time.
             elapsed: seconds of a monotonic clock.
         """
-        self._leases = LeaseClock(lease_s, clock, elapsed)
+        self.jobs = Jobs(
+            database,
+            "batches",
+            final=FINAL,
+            oldest="created",
+            lease_s=lease_s,
+            clock=clock,
+            elapsed=elapsed,
+        )
         self._database = database
-        self._lease_s = lease_s
         self._max_batches = max_batches
         self._clock = clock
 
@@ -152,9 +135,7 @@ class BatchStore:
         Raises ApiError 429 if there are too many."""
         batch, now = claim.batch, self._clock()
         async with self._database.transaction() as db:
-            ((running,),) = await db.execute_fetchall(
-                f"SELECT COUNT(*) FROM batches WHERE status NOT IN {_FINAL}"
-            )
+            ((running,),) = await db.execute_fetchall(f"SELECT COUNT(*) FROM batches WHERE {self.jobs.open}")
             if running >= self._max_batches:
                 raise overloaded(f"The server has its limit of {self._max_batches} unfinished batches.")
             for file_id, kind in ((claim.output, "output"), (claim.errors, "error")):
@@ -212,45 +193,23 @@ class BatchStore:
         return await self._database.essential(cancel)
 
     async def claim(self, runner: str, running: Collection[str] = ()) -> ClaimedBatch | None:
-        """The oldest batch that has not ended and that no living gateway runs, for `runner`. Those of the ids
-        `running` it has."""
-        earliest, latest = self._leases.valid()
-        free = {"from": earliest, "to": latest, "running": json.dumps(list(running))}
-        # A look takes no lock; most looks find nothing.
-        if not await self._database.fetch(_FREE, free):
+        """Claim the oldest batch that no living gateway holds. `running`: those of the runner itself."""
+        row = await self.jobs.claim(runner, running, f"{_COLUMNS}, owner, cache_salt, output, errors")
+        if row is None:
             return None
-        async with self._database.transaction() as db:
-            rows = await db.execute_fetchall(
-                f"UPDATE batches SET runner = :runner, lease = :lease WHERE id = ({_FREE}) "
-                f"RETURNING {_COLUMNS}, owner, cache_salt, output, errors",
-                {**free, "runner": runner, "lease": self._clock() + self._lease_s},
-            )
-        for row in rows:
-            return ClaimedBatch(_batch(tuple(row)[:4]), *tuple(row)[4:])
-        return None
+        owner, cache_salt, output, errors = row[4:]
+        return ClaimedBatch(_batch(row[:4]), owner, cache_salt, output, errors, runner)
 
-    async def renew(self, runner: str, batch_id: str) -> BatchStatus:
-        """Hold a batch for another while. Its status. Raises LeaseLost."""
-        async with self._database.transaction() as db:
-            return await self._held(db, runner, batch_id)
+    async def started(self, claim: ClaimedBatch, total: int) -> None:
+        """Note the number of requests of a batch that begins. Raise LeaseLost."""
+        async with self._holding(claim) as db:
+            await db.execute("UPDATE batches SET total = ? WHERE id = ?", (total, claim.batch.id))
+            await _move(db, claim.batch.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, self._clock())
 
-    async def release(self, runner: str) -> None:
-        """Give back all batches of a gateway that stops."""
-        async with self._database.transaction() as db:
-            await db.execute("UPDATE batches SET runner = NULL WHERE runner = ?", (runner,))
-
-    async def started(self, runner: str, batch_id: str, total: int) -> None:
-        """Note the number of requests of a batch that begins. Raises LeaseLost."""
-        async with self._database.transaction() as db:
-            await self._held(db, runner, batch_id)
-            await db.execute("UPDATE batches SET total = ? WHERE id = ?", (total, batch_id))
-            await _move(db, batch_id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, self._clock())
-
-    async def finalizing(self, runner: str, batch_id: str) -> None:
-        """Note that all requests of a batch have results. Raises LeaseLost."""
-        async with self._database.transaction() as db:
-            await self._held(db, runner, batch_id)
-            await _move(db, batch_id, {BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING, self._clock())
+    async def finalizing(self, claim: ClaimedBatch) -> None:
+        """Note that all requests of a batch have results. Raise LeaseLost."""
+        async with self._holding(claim) as db:
+            await _move(db, claim.batch.id, {BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING, self._clock())
 
     async def done(self, claim: ClaimedBatch) -> set[int]:
         """The numbers of the lines that have a result."""
@@ -259,11 +218,10 @@ class BatchStore:
         )
         return {row[0] for row in rows}
 
-    async def record(self, runner: str, claim: ClaimedBatch, outcomes: Sequence[Outcome]) -> None:
-        """Add lines that have no result yet to the files of a batch. Raises LeaseLost."""
+    async def record(self, claim: ClaimedBatch, outcomes: Sequence[Outcome]) -> None:
+        """Add lines that have no result yet to the files of a batch. Raise LeaseLost."""
         failed = sum(outcome.failed for outcome in outcomes)
-        async with self._database.transaction(sum(len(outcome.data) for outcome in outcomes)) as db:
-            await self._held(db, runner, claim.batch.id)
+        async with self._holding(claim, sum(len(outcome.data) for outcome in outcomes)) as db:
             for outcome in outcomes:
                 file_id = claim.errors if outcome.failed else claim.output
                 await db.execute(
@@ -278,16 +236,11 @@ class BatchStore:
             )
 
     async def finish(
-        self,
-        runner: str,
-        claim: ClaimedBatch,
-        status: BatchStatus,
-        problems: Sequence[BatchProblem] = (),
+        self, claim: ClaimedBatch, status: BatchStatus, problems: Sequence[BatchProblem] = ()
     ) -> None:
-        """End a batch: its files are complete, and those without a line are gone. Raises LeaseLost."""
+        """End a batch: complete its files, and delete those without a line. Raise LeaseLost."""
         now, ids = self._clock(), (claim.output, claim.errors)
-        async with self._database.transaction() as db:
-            await self._held(db, runner, claim.batch.id)
+        async with self._holding(claim) as db:
             await db.execute(
                 "UPDATE files SET ready = 1, created = ?, "
                 "expires = ? + (SELECT keep_s FROM batches WHERE id = ?) WHERE id IN (?, ?) AND bytes > 0",
@@ -306,21 +259,18 @@ class BatchStore:
             await db.execute("UPDATE batches SET runner = NULL WHERE id = ?", (batch.id,))
 
     async def sweep(self) -> None:
-        """Forget batches that ended long ago: as long as their files are kept."""
+        """Delete batches that ended as long ago as their files are kept."""
         await self._database.essential(
             lambda db: db.execute_fetchall(
-                f"DELETE FROM batches WHERE status IN {_FINAL} AND expires + keep_s < ?", (self._clock(),)
+                f"DELETE FROM batches WHERE {self.jobs.ended} AND expires + keep_s < ?",
+                (self._clock(),),
             )
         )
 
-    async def _held(self, db: aiosqlite.Connection, runner: str, batch_id: str) -> BatchStatus:
-        rows = await db.execute_fetchall(
-            "UPDATE batches SET lease = ? WHERE id = ? AND runner = ? RETURNING status",
-            (self._clock() + self._lease_s, batch_id, runner),
-        )
-        for row in rows:
-            return BatchStatus(row[0])
-        raise LeaseLost
+    def _holding(
+        self, claim: ClaimedBatch, size: int = 0
+    ) -> AbstractAsyncContextManager[aiosqlite.Connection]:
+        return self.jobs.holding(claim.runner, claim.batch.id, size)
 
 
 async def _current(db: aiosqlite.Connection, batch_id: str) -> Batch:

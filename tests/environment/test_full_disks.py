@@ -16,7 +16,7 @@ from catenary.runtime import StartRefused
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.store import SCHEMA, VERSION
 from gateway.errors import ApiError
-from gateway.state import Database
+from gateway.state.database import Database
 from tests.support.batches import ended, line, results, started
 from tests.support.gateway import Stack, saying, script
 from tests.support.http import call
@@ -138,7 +138,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.store import SCHEMA, VERSION
-from gateway.state import Database
+from gateway.state.database import Database
 
 async def main():
     database = Database(Path(sys.argv[1]) / "batches.sqlite3", SCHEMA, VERSION)

@@ -164,7 +164,7 @@ async def test_a_client_that_hangs_up_leaves_nothing(start_stack: StartStack) ->
         connection.close()
         await stack.idle()
     assert stack.gateway._stored._store is not None
-    assert await stack.gateway._stored._store.renew("nobody", 1.0) == set()
+    assert await stack.gateway._stored._store.jobs.renew("nobody", ["x"]) == {}
 
 
 async def test_a_restart_ends_background_responses_and_keeps_the_rest(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from catenary.runtime import StartRefused
-from gateway import state as database_module
 from gateway.errors import ApiError
-from gateway.state import Database, Disk, StateDirectory
+from gateway.state import database as database_module
+from gateway.state.database import Database, Disk, StateDirectory
 
 
 def test_each_port_has_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

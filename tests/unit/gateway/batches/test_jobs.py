@@ -12,8 +12,9 @@ import pytest
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.job import BatchJob, BatchLine, JobLimits, LineResult
 from gateway.batches.objects import Batch, BatchStatus
-from gateway.batches.store import SCHEMA, VERSION, BatchStore, ClaimedBatch, LeaseLost, Outcome
-from gateway.state import Database
+from gateway.batches.store import SCHEMA, VERSION, BatchStore, ClaimedBatch, Outcome
+from gateway.state.database import Database
+from gateway.state.jobs import LeaseLost
 
 URL = "/v1/completions"
 LIMITS = JobLimits(1000, 10_000, 10_000, 3)
@@ -62,7 +63,6 @@ class World:
         assert claim is not None
         return BatchJob(
             claim,
-            runner=runner,
             batches=self.batches,
             files=self.files,
             run_line=run_line,
@@ -70,6 +70,10 @@ class World:
             clock=self.clock,
             elapsed=self.elapsed,
         )
+
+    async def renew(self, job: BatchJob, runner: str) -> None:
+        """Renew the batch's lease, which the runner must hold, and tell the job its status."""
+        job.renewed((await self.batches.jobs.renew(runner, [job.batch_id]))[job.batch_id])
 
     async def completed(self, count: int) -> None:
         """Wait until so many lines have been answered."""
@@ -159,13 +163,14 @@ async def test_who_lost_a_batch_writes_nothing_more(world: World) -> None:
     world.now += 11
     await (await world.job("h", answer)).run()
     for late in (
-        world.batches.record("g", claim, [Outcome(1, False, b"{}")]),
-        world.batches.finish("g", claim, BatchStatus.COMPLETED),
-        world.batches.renew("g", "b"),
-        old.check(),
+        world.batches.started(claim, 2),
+        world.batches.record(claim, [Outcome(1, False, b"{}")]),
+        world.batches.finalizing(claim),
+        world.batches.finish(claim, BatchStatus.COMPLETED),
     ):
         with pytest.raises(LeaseLost):
             await late
+    assert await world.batches.jobs.renew("g", ["b"]) == {}
     batch = await world.batches.get("me", "b")
     assert await world.lines(batch.output_file_id) == ["c0", "c1"]
 
@@ -181,12 +186,12 @@ async def test_lines_that_were_not_run_say_why(world: World, end: BatchStatus) -
     work = asyncio.create_task(job.run())
     await world.completed(1)
     if end is BatchStatus.EXPIRED:
-        await job.check()
+        await world.renew(job, "g")
         world.now += 3600
-        await world.batches.renew("g", "b")
+        assert await world.batches.jobs.renew("g", ["b"]) == {"b": "in_progress"}
     else:
         assert (await world.batches.cancel("me", "b")).status is BatchStatus.CANCELLING
-    await job.check()
+    await world.renew(job, "g")
     await work
     batch = await world.batches.get("me", "b")
     assert batch.status is end
@@ -208,7 +213,7 @@ async def test_a_clock_that_is_set_expires_nothing_that_runs(world: World, step:
     world.set += step
     assert await world.batches.claim("g", [job.batch_id]) is None
     assert await world.batches.claim("h") is None
-    await job.check()
+    await world.renew(job, "g")
     go.set()
     await work
     assert (await world.batches.get("me", "b")).status is BatchStatus.COMPLETED
@@ -248,7 +253,7 @@ async def test_a_cancel_does_not_wait_for_the_rest_of_the_file(world: World) -> 
     work = asyncio.create_task(job.run())
     await read.wait()
     await world.batches.cancel("me", "b")
-    await job.check()
+    await world.renew(job, "g")
     await work
     assert (await world.batches.get("me", "b")).status is BatchStatus.CANCELLED
 

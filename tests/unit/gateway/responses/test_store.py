@@ -14,10 +14,10 @@ from catenary.runtime import StartRefused
 from gateway.errors import ApiError
 from gateway.responses.library import Library
 from gateway.responses.objects import ResponseStatus, current_form, decode_response
-from gateway.responses.sqlite import SqliteStore
 from gateway.responses.store import (
     ConversationTooLarge,
     EventBatch,
+    ResponseStore,
     StoredEvents,
     StoredResponse,
     StoreLimits,
@@ -37,8 +37,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
-    opened = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
+async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[ResponseStore]:
+    opened = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
     await opened.open()
     yield opened
     await opened.close()
@@ -51,7 +51,15 @@ def record(response_id: str, previous: str | None = None, size: int = 10, **fiel
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-async def test_only_the_owner_sees_a_response(store: SqliteStore) -> None:
+async def claimed(store: ResponseStore) -> list[str]:
+    """The responses that a new gateway can claim now."""
+    ids: list[str] = []
+    while (claim := await store.claim("other", ids)) is not None:
+        ids.append(claim[0].id)
+    return ids
+
+
+async def test_only_the_owner_sees_a_response(store: ResponseStore) -> None:
     await store.add(record("a"))
     assert await store.get("me", "a") == record("a")
     assert await store.get("you", "a") is None
@@ -61,7 +69,7 @@ async def test_only_the_owner_sees_a_response(store: SqliteStore) -> None:
     assert await store.get("me", "a") is None
 
 
-async def test_reading_needs_no_write(store: SqliteStore, clock: Clock) -> None:
+async def test_reading_needs_no_write(store: ResponseStore, clock: Clock) -> None:
     await store.add(record("a"))
     await store.add(record("b", previous="a"))
     # As on a disk that has become read-only, or has no room.
@@ -74,7 +82,7 @@ async def test_reading_needs_no_write(store: SqliteStore, clock: Clock) -> None:
     assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
 
 
-async def test_a_conversation_is_whole_or_not_there(store: SqliteStore) -> None:
+async def test_a_conversation_is_whole_or_not_there(store: ResponseStore) -> None:
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         await store.add(record(name, previous))
     found = await store.conversation("me", "c", 33)
@@ -86,13 +94,13 @@ async def test_a_conversation_is_whole_or_not_there(store: SqliteStore) -> None:
     assert await store.conversation("me", "c", 1000) is None
 
 
-async def test_a_conversation_through_somebody_elses_response_is_not_there(store: SqliteStore) -> None:
+async def test_a_conversation_through_somebody_elses_response_is_not_there(store: ResponseStore) -> None:
     await store.add(record("a", owner="you"))
     await store.add(record("b", "a"))
     assert await store.conversation("me", "b", 1000) is None
 
 
-async def test_what_was_used_longest_ago_is_forgotten_first(store: SqliteStore, clock: Clock) -> None:
+async def test_what_was_used_longest_ago_is_forgotten_first(store: ResponseStore, clock: Clock) -> None:
     for index in range(5):
         clock.now += 1
         await store.add(record(str(index)))
@@ -105,14 +113,14 @@ async def test_what_was_used_longest_ago_is_forgotten_first(store: SqliteStore, 
     ]
 
 
-async def test_bytes_are_bounded(store: SqliteStore, clock: Clock) -> None:
+async def test_bytes_are_bounded(store: ResponseStore, clock: Clock) -> None:
     for name in "abc":
         clock.now += 1
         await store.add(record(name, size=400))
     assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
 
 
-async def test_age_counts_from_the_last_use(store: SqliteStore, clock: Clock) -> None:
+async def test_age_counts_from_the_last_use(store: ResponseStore, clock: Clock) -> None:
     await store.add(record("a"))
     await store.add(record("b"))
     clock.now += 90
@@ -123,8 +131,8 @@ async def test_age_counts_from_the_last_use(store: SqliteStore, clock: Clock) ->
     assert await store.get("me", "a")
 
 
-async def test_a_final_response_stays_as_it_is(store: SqliteStore) -> None:
-    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"), 10)
+async def test_a_final_response_stays_as_it_is(store: ResponseStore) -> None:
+    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"))
     assert await store.update("a", ResponseStatus.CANCELLED, b'"gone"')
     assert not await store.update("a", ResponseStatus.COMPLETED, b'"late"')
     found = await store.get("me", "a")
@@ -132,46 +140,46 @@ async def test_a_final_response_stays_as_it_is(store: SqliteStore) -> None:
     assert (found.status, found.response) == (ResponseStatus.CANCELLED, b'"gone"')
 
 
-async def test_leases(store: SqliteStore, clock: Clock) -> None:
-    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"), 10)
-    await store.add(record("b", status=ResponseStatus.IN_PROGRESS, runner="h"), 10)
-    assert await store.renew("g", 10) == {"a"}
+async def test_leases(store: ResponseStore, clock: Clock) -> None:
+    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"))
+    await store.add(record("b", status=ResponseStatus.IN_PROGRESS, runner="h"))
+    assert await store.jobs.renew("g", ["a", "b"]) == {"a": "queued"}
     clock.now += 9
-    assert await store.renew("g", 10) == {"a"}
+    assert await store.jobs.renew("g", ["a", "b"]) == {"a": "queued"}
     clock.now += 5
-    assert [item.id for item in await store.abandoned()] == ["b"]
+    assert await claimed(store) == ["b"]
     await store.update("a", ResponseStatus.CANCELLED, b"0")
-    assert await store.renew("g", 10) == set()
+    assert await store.jobs.renew("g", ["a", "b"]) == {}
 
 
 async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock: Clock) -> None:
     elapsed = Clock()
-    store = SqliteStore(tmp_path / "r", StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
+    store = ResponseStore(tmp_path / "r", StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
     await store.open()
-    await store.add(record("lives", status=ResponseStatus.IN_PROGRESS, runner="g"), 10)
-    await store.add(record("died", status=ResponseStatus.IN_PROGRESS, runner="h"), 10)
+    await store.add(record("lives", status=ResponseStatus.IN_PROGRESS, runner="g"))
+    await store.add(record("died", status=ResponseStatus.IN_PROGRESS, runner="h"))
     for step in (25 * 3600, -50 * 3600):
         clock.now += step
-        assert await store.abandoned() == []
-        await store.renew("g", 10)
+        assert await claimed(store) == []
+        assert await store.jobs.renew("g", ["lives"]) == {"lives": "in_progress"}
     for time_of in (clock, elapsed):
         time_of.now += 11
-    await store.renew("g", 10)
-    assert [item.id for item in await store.abandoned()] == ["died"]
+    await store.jobs.renew("g", ["lives"])
+    assert await claimed(store) == ["died"]
     await store.close()
 
 
-async def test_what_is_worked_on_is_not_forgotten(store: SqliteStore, clock: Clock) -> None:
+async def test_what_is_worked_on_is_not_forgotten(store: ResponseStore, clock: Clock) -> None:
     for index in range(5):
-        await store.add(record(str(index), status=ResponseStatus.QUEUED, runner="g"), 10)
+        await store.add(record(str(index), status=ResponseStatus.QUEUED, runner="g"))
     clock.now += 1
     await store.add(record("5"))
     assert await store.get("me", "5") is None
-    assert len(await store.renew("g", 10)) == 5
+    assert len(await store.jobs.renew("g", "01234")) == 5
 
 
-async def test_two_gateways_share_a_file(store: SqliteStore, tmp_path: Path, clock: Clock) -> None:
-    other = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
+async def test_two_gateways_share_a_file(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
+    other = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
     await other.open()
     await store.add(record("a"))
     assert await other.get("me", "a") == record("a")
@@ -181,14 +189,14 @@ async def test_two_gateways_share_a_file(store: SqliteStore, tmp_path: Path, clo
 async def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     with pytest.raises(StartRefused, match="x is no database"):
-        await SqliteStore(tmp_path / "x", StoreLimits(5, 1000, 100.0)).open()
+        await ResponseStore(tmp_path / "x", StoreLimits(5, 1000, 100.0)).open()
     with pytest.raises(StartRefused):
-        await SqliteStore(tmp_path / "no" / "x", StoreLimits(5, 1000, 100.0)).open()
+        await ResponseStore(tmp_path / "no" / "x", StoreLimits(5, 1000, 100.0)).open()
 
 
-async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> None:
+async def test_events_are_told_from_any_on(store: ResponseStore, clock: Clock) -> None:
     running = record("a", status=ResponseStatus.IN_PROGRESS, runner="g")
-    await store.add(running, 10, [b"0\n\n", b"1\n\n"])
+    await store.add(running, [b"0\n\n", b"1\n\n"])
     await store.add_events({"a": EventBatch(2, [b"2\n\n"]), "none": EventBatch(0, [b"x\n\n"])}, ())
     await store.add_events({"a": EventBatch(3, [b"3\n\n", b"4\n\n"])}, ())
     for after in range(-1, 7):
@@ -198,15 +206,17 @@ async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> 
         assert (found.kept, found.dropped, found.final) == (True, False, False)
     assert await store.events("you", "a", -1) is None
     clock.now += 20
-    assert [item.next_event for item in await store.abandoned()] == [5]
+    claim = await store.claim("h")
+    assert claim is not None
+    assert claim[1] == 5
     assert await store.update("a", ResponseStatus.COMPLETED, b"0", EventBatch(5, [b"5\n\n"]))
     assert not await store.update("a", ResponseStatus.FAILED, b"0", EventBatch(6, [b"6\n\n"]))
     await store.add_events({"a": EventBatch(6, [b"late\n\n"])}, ())
     assert await store.events("me", "a", 4) == StoredEvents([b"5\n\n"], True, False, True)
 
 
-async def test_events_that_are_not_the_next_ones_are_not_taken(store: SqliteStore) -> None:
-    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"0\n\n"])
+async def test_events_that_are_not_the_next_ones_are_not_taken(store: ResponseStore) -> None:
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), [b"0\n\n"])
     await store.add_events({"a": EventBatch(2, [b"2\n\n"])}, ())
     await store.add_events({"a": EventBatch(0, [b"again\n\n"])}, ())
     found = await store.events("me", "a", -1)
@@ -214,8 +224,8 @@ async def test_events_that_are_not_the_next_ones_are_not_taken(store: SqliteStor
     assert found.events == [b"0\n\n"]
 
 
-async def test_events_that_were_dropped_or_never_kept(store: SqliteStore) -> None:
-    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"0\n\n"])
+async def test_events_that_were_dropped_or_never_kept(store: ResponseStore) -> None:
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), [b"0\n\n"])
     await store.add(record("b"))
     await store.add_events({}, ["a", "b"])
     await store.add_events({"a": EventBatch(1, [b"1\n\n"])}, ())
@@ -223,8 +233,8 @@ async def test_events_that_were_dropped_or_never_kept(store: SqliteStore) -> Non
     assert await store.events("me", "b", -1) == StoredEvents((), False, False, True)
 
 
-async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteStore, clock: Clock) -> None:
-    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"x" * 500 + b"\n\n"])
+async def test_bytes_of_events_count_and_go_with_their_response(store: ResponseStore, clock: Clock) -> None:
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), [b"x" * 500 + b"\n\n"])
     clock.now += 1
     await store.add(record("b", size=400))
     assert await store.get("me", "b")
@@ -236,8 +246,8 @@ async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteSto
     assert await store._database.fetch("SELECT * FROM events") == []
 
 
-async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore) -> None:
-    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [])
+async def test_all_events_come_however_many_chunks_there_are(store: ResponseStore) -> None:
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), [])
     for number in range(100):
         await store.add_events({"a": EventBatch(number, [b"%d\n\n" % number])}, ())
     await store.update("a", ResponseStatus.COMPLETED, b"0")
@@ -251,7 +261,7 @@ async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore)
     assert told == [b"%d\n\n" % number for number in range(100)]
 
 
-async def test_items_are_found_by_their_ids(store: SqliteStore, clock: Clock) -> None:
+async def test_items_are_found_by_their_ids(store: ResponseStore, clock: Clock) -> None:
     output = b'{"output": [{"id": "o1", "text": "\\u4e16 \xe4\xb8\x96"}, {"id": "o2"}]}'
     await store.add(record("a", items=b'[{"id": "i1"}, {"id": "same", "n": 1}]', response=output))
     await store.add(record("b", items=b'[{"id": "same", "n": 2}]', status=ResponseStatus.QUEUED))
@@ -329,7 +339,7 @@ def old_record(name: str, **fields: object) -> StoredResponse:
 
 
 async def test_responses_of_older_builds_are_read(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1 << 20, 100.0))
+    store = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1 << 20, 100.0))
     await store.open()
     try:
         await store.add(old_record("old"))

@@ -1,0 +1,1 @@
+"""State that outlives a request: databases in a directory, and the jobs in them that gateways share."""
