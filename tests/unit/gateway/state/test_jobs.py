@@ -18,7 +18,7 @@ from gateway.state.database import Database
 from gateway.state.jobs import JobOwner, JobRunner, Jobs, LeaseLost, read_totals, totals_schema
 from tests.support.waiting import eventually
 
-SURFACE = Path(__file__).parents[2] / "data" / "surface" / "state.json"
+SURFACE = Path(__file__).parents[3] / "data" / "surface" / "state.json"
 TABLE = """
 CREATE TABLE IF NOT EXISTS jobs (
   id TEXT PRIMARY KEY, status TEXT NOT NULL, age INTEGER NOT NULL, bytes INTEGER NOT NULL DEFAULT 0,
