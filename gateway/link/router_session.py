@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol, TypeAlias
@@ -12,6 +11,7 @@ import grpc
 
 from catenary.backoff import Backoff
 from catenary.columns import MalformedStep
+from catenary.outbox import Messages, Outbox
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
@@ -164,10 +164,10 @@ class RouterSession:
         self._silence_s = silence_s
         self._handles = count(1)
         self._receivers: dict[int, Receiver] = {}
-        # What is to be sent, by handle: a submit, or the abort of one that was sent.
-        self._outbound: OrderedDict[int, router_pb2.SessionRequest] = OrderedDict()
-        self._unsent: set[int] = set()
-        self._wake = asyncio.Event()
+        # By handle: submits, and aborts of sequences whose submit was sent.
+        self._submits: Messages[router_pb2.SessionRequest] = Messages()
+        self._aborts: Messages[router_pb2.SessionRequest] = Messages()
+        self._outbox = Outbox(self._submits, self._aborts)
         self._hurry = asyncio.Event()
         self._greeted = False
         self.connected = False
@@ -189,7 +189,7 @@ class RouterSession:
     @property
     def unsent(self) -> int:
         """Those of them that wait to be sent."""
-        return len(self._unsent)
+        return len(self._submits)
 
     def serves(self, model: str) -> bool:
         """Whether engines of the router take sequences for a model, by its last word."""
@@ -206,19 +206,16 @@ class RouterSession:
         Returns the handle, which is entered in `submit`."""
         submit.handle = next(self._handles)
         self._receivers[submit.handle] = receiver
-        self._unsent.add(submit.handle)
-        self._send(submit.handle, router_pb2.SessionRequest(submit=submit))
+        self._outbox.put(self._submits, router_pb2.SessionRequest(submit=submit), submit.handle)
         return submit.handle
 
     def abort(self, handle: int) -> None:
         """Give a sequence up. Its receiver is told nothing more. Idempotent."""
         if self._receivers.pop(handle, None) is None:
             return
-        if handle in self._unsent:
-            self._unsent.remove(handle)
-            del self._outbound[handle]
-        elif self.connected:
-            self._send(handle, router_pb2.SessionRequest(abort=engine_pb2.AbortSequence(handle=handle)))
+        if not self._submits.take_back(handle) and self.connected:
+            abort = engine_pb2.AbortSequence(handle=handle)
+            self._outbox.put(self._aborts, router_pb2.SessionRequest(abort=abort))
 
     async def run(self) -> None:
         """Keep the stream up until cancelled."""
@@ -287,17 +284,12 @@ class RouterSession:
         return response.welcome
 
     async def _write(self, call: _Call) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outbound:
-                handle, message = self._outbound.popitem(last=False)
-                self._unsent.discard(handle)
-                try:
-                    await call.write(message)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    # The reader of the same stream learns why it broke.
-                    return
+        while (message := await self._outbox.next()) is not None:
+            try:
+                await call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reader of the same stream learns why it broke.
+                return
 
     async def _listen(self, call: _Call, welcome: router_pb2.SessionWelcome) -> str:
         """Read until the stream breaks or the router falls silent; which of them it was."""
@@ -354,14 +346,9 @@ class RouterSession:
         if receiver is not None:
             receiver.refused(refusal.error)
 
-    def _send(self, handle: int, message: router_pb2.SessionRequest) -> None:
-        self._outbound[handle] = message
-        self._wake.set()
-
     def _disconnect(self) -> None:
         was, self.connected, self.draining, self.router = self.connected, False, False, ""
-        self._outbound.clear()
-        self._unsent.clear()
+        self._outbox.clear()
         receivers, self._receivers = list(self._receivers.values()), {}
         if was:
             self._listener.changed(self)

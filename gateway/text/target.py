@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from catenary.outbox import Messages, Outbox
 from catenary.rpc import RpcError, error_of, refuse
 from catenary.telemetry import current_traceparent, get_logger, request_id
 from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -56,9 +56,9 @@ class RenderStream:
         self._call = stub.RenderStream()
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[tokenizer_pb2.RenderResponse]] = {}
-        # What is to be sent, by call: a render, or the cancel of one that was sent.
-        self._outbound: OrderedDict[int, tokenizer_pb2.RenderStreamRequest] = OrderedDict()
-        self._wake = asyncio.Event()
+        # By call: renders, and cancels of calls whose render was sent.
+        self._requests: Messages[tokenizer_pb2.RenderStreamRequest] = Messages()
+        self._outbox = Outbox(self._requests)
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         self.ended = False
         """It has broken, or its service drains."""
@@ -73,15 +73,14 @@ class RenderStream:
         number = next(self._numbers)
         answer: asyncio.Future[tokenizer_pb2.RenderResponse] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._send(
-            tokenizer_pb2.RenderStreamRequest(
-                call=number,
-                render=request,
-                caller_request_id=request_id() or "",
-                traceparent=current_traceparent() or "",
-                max_answer_bytes=self._max_answer_bytes,
-            )
+        message = tokenizer_pb2.RenderStreamRequest(
+            call=number,
+            render=request,
+            caller_request_id=request_id() or "",
+            traceparent=current_traceparent() or "",
+            max_answer_bytes=self._max_answer_bytes,
         )
+        self._outbox.put(self._requests, message, number)
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
@@ -97,26 +96,18 @@ class RenderStream:
             task.cancel()
         await asyncio.wait(self._tasks)
 
-    def _send(self, message: tokenizer_pb2.RenderStreamRequest) -> None:
-        self._outbound[message.call] = message
-        self._wake.set()
-
     def _give_up(self, number: int) -> None:
-        if self._outbound.pop(number, None) is None and not self.ended:
-            cancel = tokenizer_pb2.CancelRender()
-            self._send(tokenizer_pb2.RenderStreamRequest(call=number, cancel=cancel))
+        if not self._requests.take_back(number) and not self.ended:
+            cancel = tokenizer_pb2.RenderStreamRequest(call=number, cancel=tokenizer_pb2.CancelRender())
+            self._outbox.put(self._requests, cancel)
 
     async def _write(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outbound:
-                _, message = self._outbound.popitem(last=False)
-                try:
-                    await self._call.write(message)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    # The reader of the same stream learns why it broke.
-                    return
+        while (message := await self._outbox.next()) is not None:
+            try:
+                await self._call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reader of the same stream learns why it broke.
+                return
 
     async def _read(self) -> None:
         try:
@@ -133,7 +124,7 @@ class RenderStream:
             self.ended = True
             self._call.cancel()
             self._tasks[0].cancel()
-            self._outbound.clear()
+            self._outbox.clear()
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(RpcError(_LOST))
