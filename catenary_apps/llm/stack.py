@@ -210,7 +210,7 @@ class LocalTokenizers(TokenizerPool):
     def answering(self) -> bool:
         return True
 
-    async def _anywhere(
+    async def anywhere(
         self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str, *, waits: bool = True
     ) -> T:
         try:

@@ -157,6 +157,7 @@ class RouterSession:
         silence_s: float,
     ) -> None:
         self.address = address
+        self._channel = channel
         self._stub = router_pb2_grpc.RouterServiceStub(channel)
         self._instance_id = instance_id
         self._listener = listener
@@ -231,6 +232,10 @@ class RouterSession:
             if self._greeted:
                 backoff.reset()
             await self._pause(backoff.next_delay())
+
+    async def close(self) -> None:
+        """Close the channel, once `run` has ended."""
+        await self._channel.close()
 
     async def _pause(self, seconds: float) -> None:
         try:

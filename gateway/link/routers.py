@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
+from operator import attrgetter
 from typing import Protocol, TypeVar
-
-import grpc
 
 from catenary.resume import (
     GOOD_ENDS,
@@ -23,13 +21,14 @@ from catenary.resume import (
     Resumable,
     ResumePolicy,
 )
-from catenary.rpc import NamedAddresses, resolve
+from catenary.rpc import resolve
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed, ended
 from gateway.link.router_session import RouterSession
 from gateway.link.sequence import LinkedSequence, PromptGroup
+from gateway.targets import Dial, LookUp, Targets
 
 _log = get_logger(__name__)
 
@@ -135,80 +134,6 @@ def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
     return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
 
 
-Dial = Callable[[str, str], grpc.aio.Channel]
-
-
-@dataclass(slots=True)
-class _Target:
-    session: RouterSession
-    channel: grpc.aio.Channel
-    task: asyncio.Task[None]
-
-
-class RouterTargets:
-    """One session for each address. A name is looked up again and again; an address that it does not stand
-    for any more is dropped once its session is down."""
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        dial: Dial,
-        open_session: Callable[[str, grpc.aio.Channel], RouterSession],
-        *,
-        look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
-    ) -> None:
-        """`dial(address, name)` makes a channel. Raises ValueError for what is not an address."""
-        self._addresses = NamedAddresses(addresses, look_up)
-        self._dial = dial
-        self._open_session = open_session
-        self._targets: dict[str, _Target] = {}
-        self._channels: set[grpc.aio.Channel] = set()
-
-    @property
-    def sessions(self) -> list[RouterSession]:
-        """All of them, connected or not."""
-        return [target.session for target in self._targets.values()]
-
-    async def run(self) -> None:
-        """Keep a session to each router until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for address in self._addresses.literal:
-                self._add(tasks, address, address)
-            while self._addresses.names:
-                await self._look_up(tasks)
-                connected = any(session.connected for session in self.sessions)
-                await asyncio.sleep(self._addresses.pause_s(connected=connected))
-
-    async def close(self) -> None:
-        """Close all channels, once `run` has ended."""
-        for channel in list(self._channels):
-            await channel.close()
-
-    async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
-        known = {address: target.session.connected for address, target in self._targets.items()}
-        wanted = await self._addresses.wanted(known)
-        for address, name in wanted.items():
-            if address not in self._targets:
-                self._add(tasks, address, name)
-        for address, target in list(self._targets.items()):
-            if address not in wanted and not target.session.connected:
-                await self._drop(address, target)
-
-    def _add(self, tasks: asyncio.TaskGroup, address: str, name: str) -> None:
-        channel = self._dial(address, name)
-        self._channels.add(channel)
-        session = self._open_session(address, channel)
-        task = tasks.create_task(session.run(), name=f"router-session {address}")
-        self._targets[address] = _Target(session, channel, task)
-
-    async def _drop(self, address: str, target: _Target) -> None:
-        del self._targets[address]
-        target.task.cancel()
-        await asyncio.wait({target.task})
-        self._channels.discard(target.channel)
-        await target.channel.close()
-
-
 _UNREACHABLE = "The router is not reachable."
 
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
@@ -235,6 +160,7 @@ class Routers:
         connect_timeout_s: float,
         silence_s: float,
         max_outbound: int,
+        look_up: LookUp = resolve,
     ) -> None:
         """Nothing is dialled before `run`. Raises ValueError for what is not an address.
 
@@ -250,19 +176,24 @@ class Routers:
             connect_timeout_s: for a router to answer a new session.
             silence_s: without a word, after which a router is lost.
             max_outbound: sequences that may wait to be sent; more are refused.
+            look_up: returns the addresses of a name.
         """
 
-        def open_session(address: str, channel: grpc.aio.Channel) -> RouterSession:
+        def open_session(address: str, name: str) -> RouterSession:
             return RouterSession(
                 address,
-                channel,
+                dial(address, name),
                 instance_id=instance_id,
                 listener=self,
                 connect_timeout_s=connect_timeout_s,
                 silence_s=silence_s,
             )
 
-        self._targets = RouterTargets(addresses, dial, open_session)
+        self.targets: Targets[RouterSession] = Targets(
+            addresses, open_session, attrgetter("connected"), look_up
+        )
+        """The routers' sessions, connected or not."""
+        self.run, self.close = self.targets.run, self.targets.close
         self._policy = policy
         self._on_models = on_models
         self._on_resumed = on_resumed
@@ -278,7 +209,7 @@ class Routers:
     @property
     def connected(self) -> int:
         """Routers that a session is up with."""
-        return sum(session.connected for session in self._targets.sessions)
+        return sum(session.connected for session in self.targets.all)
 
     @property
     def live(self) -> int:
@@ -289,14 +220,6 @@ class Routers:
         """Whether a model without a serving engine was served a moment ago, perhaps by a router that is gone:
         requests for it are taken, and wait."""
         return self._served.awaits(model, asyncio.get_running_loop().time())
-
-    async def run(self) -> None:
-        """Keep the sessions up until cancelled."""
-        await self._targets.run()
-
-    async def close(self) -> None:
-        """Close all channels, once `run` has ended."""
-        await self._targets.close()
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
         """See Session."""
@@ -314,7 +237,7 @@ class Routers:
         sent (429), or it is known to kill engines (400)."""
         if not self.connected and not self.awaits(spec.model):
             raise unavailable(_UNREACHABLE)
-        waiting = len(self._waiting) + sum(session.unsent for session in self._targets.sessions)
+        waiting = len(self._waiting) + sum(session.unsent for session in self.targets.all)
         if waiting >= self._max_outbound:
             raise overloaded(f"More than {self._max_outbound} sequences wait to be sent to the router.")
         if spec in self._poisoned:
@@ -343,13 +266,13 @@ class Routers:
 
     def greeted(self, session: RouterSession, router: str) -> bool:
         """See Listener: a name may lead to one router by several addresses."""
-        return all(other.router != router for other in self._targets.sessions if other is not session)
+        return all(other.router != router for other in self.targets.all if other is not session)
 
     def changed(self, session: RouterSession) -> None:
         """See Listener."""
-        connected = [one for one in self._targets.sessions if one.connected]
+        connected = [one for one in self.targets.all if one.connected]
         if not session.connected:
-            for other in self._targets.sessions:
+            for other in self.targets.all:
                 other.hurry()
         models = self._served.update([one.models for one in connected], asyncio.get_running_loop().time())
         if connected:
@@ -436,7 +359,7 @@ class Routers:
 
     def _able(self, model: str) -> list[RouterSession]:
         """Routers that take sequences: those that serve the model, else all."""
-        able = [session for session in self._targets.sessions if session.connected and not session.draining]
+        able = [session for session in self.targets.all if session.connected and not session.draining]
         return [session for session in able if session.serves(model)] or able
 
     def _choose(self, sessions: list[RouterSession], tenant: str, turn: int) -> RouterSession | None:
@@ -445,7 +368,7 @@ class Routers:
         return home(tenant, sessions) if tenant else least(sessions, turn)
 
     def _eos_token_ids(self, model: str) -> Sequence[int]:
-        for session in self._targets.sessions:
+        for session in self.targets.all:
             if (served := session.models.get(model)) is not None:
                 return served.info.eos_token_ids
         return ()

@@ -184,8 +184,6 @@ class TokenizerTarget:
         self._on_change = on_change
         # Calls under way, each with its model; a timeout that comes when the call is given up.
         self._calls: dict[asyncio.Timeout, str] = {}
-        self.dropped = False
-        """Nothing may be asked here any more; the channel is closed once no calls are under way."""
         self._models: frozenset[str] | None = None
         self._address = address
         self._channel = channel
@@ -221,8 +219,8 @@ class TokenizerTarget:
         return self._silences >= self._most_misses
 
     @property
-    def calls(self) -> int:
-        """How many calls are under way."""
+    def live(self) -> int:
+        """Calls that are under way."""
         return len(self._calls)
 
     @asynccontextmanager
@@ -282,39 +280,39 @@ class TokenizerTarget:
             self._missed()
         self._doubted.set()
 
-    async def watch(self) -> None:
-        """Ask, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + self._period_s
-            self._unanswered = False
-            if not await self._ask():
-                self._silences = self._silences + 1 if self._unanswered else 0
-                self._missed()
-            while (left := due - loop.time()) > 0:
-                self._doubted.clear()
-                try:
-                    async with asyncio.timeout(left if self.prompt else min(left, _RETURN_PERIOD_S)):
-                        await self._doubted.wait()
-                except TimeoutError:
-                    pass
-                else:
-                    await asyncio.sleep(min(left, _RETURN_PERIOD_S))
-                if not self.prompt and due > loop.time():
-                    # Not a miss of its own, which count as time.
-                    await self._ask()
-
-    async def drop(self) -> None:
-        """Ask nothing more, once `watch` has ended. What waits on the stream is away; calls of their own go
-        on."""
-        self.dropped = True
-        if self._stream is not None:
-            await self._stream.close()
+    async def run(self) -> None:
+        """Ask until cancelled. Calls on the stream fail then as at a service that is away."""
+        try:
+            while True:
+                await self._watch()
+        finally:
+            if self._stream is not None:
+                await self._stream.close()
 
     async def close(self) -> None:
         """Close the channel. Calls under way would end as if their callers were cancelled."""
-        await self.drop()
         await self._channel.close()
+
+    async def _watch(self) -> None:
+        """Ask once, and wait until it is time to ask again: sooner while the service is doubted or away."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._period_s
+        self._unanswered = False
+        if not await self._ask():
+            self._silences = self._silences + 1 if self._unanswered else 0
+            self._missed()
+        while (left := due - loop.time()) > 0:
+            self._doubted.clear()
+            try:
+                async with asyncio.timeout(left if self.prompt else min(left, _RETURN_PERIOD_S)):
+                    await self._doubted.wait()
+            except TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(min(left, _RETURN_PERIOD_S))
+            if not self.prompt and due > loop.time():
+                # Not a miss of its own, which count as time.
+                await self._ask()
 
     async def _ask(self) -> bool:
         """Whether it serves now."""

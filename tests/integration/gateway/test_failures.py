@@ -211,17 +211,17 @@ async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target
         options = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
         async with running_stack(run_dir, tokenizer_target, **options) as stack:
             pool = stack.gateway.peers.tokenizers
-            await eventually(lambda: all(t.prompt for t in pool._targets), "two tokenizers", timeout_s=30)
+            await eventually(lambda: all(t.prompt for t in pool.targets.all), "two tokenizers", timeout_s=30)
             process.send_signal(signal.SIGSTOP)
             try:
-                await eventually(lambda: sum(t.prompt for t in pool._targets) == 1, "one tokenizer")
+                await eventually(lambda: sum(t.prompt for t in pool.targets.all) == 1, "one tokenizer")
                 for _ in range(4):
                     assert (await stack.post(COMPLETIONS, {"prompt": "x"}, timeout_s=5)).status == 200
-                await eventually(lambda: sum(t.answering for t in pool._targets) == 1, "one that is away")
+                await eventually(lambda: sum(t.answering for t in pool.targets.all) == 1, "one that is away")
                 assert (await stack.get("/ready")).status == 200
             finally:
                 process.send_signal(signal.SIGCONT)
-            await eventually(lambda: all(t.prompt for t in pool._targets), "two tokenizers again")
+            await eventually(lambda: all(t.prompt for t in pool.targets.all), "two tokenizers again")
 
 
 async def test_draining_finishes_streams_and_refuses_new_requests(start_stack: StartStack) -> None:

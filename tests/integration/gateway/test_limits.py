@@ -117,7 +117,7 @@ async def test_what_is_shed_costs_no_render(start_stack: StartStack) -> None:
         return await tokenize(*args)
 
     stack.gateway.peers.tokenizers.tokenize = counted
-    (session,) = stack.gateway.peers.session._targets.sessions
+    (session,) = stack.gateway.peers.session.targets.all
     await eventually(lambda: session.shed._entries, "what is shed")
     refused = await ask(stack, ALICE)
     assert refused.status == 429

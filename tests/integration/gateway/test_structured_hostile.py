@@ -153,8 +153,8 @@ async def test_constraints_reach_the_engine_with_every_sample(start_stack: Start
 
 
 async def test_a_tokenizer_that_is_away_is_no_fault_of_the_request(stack: Stack) -> None:
-    stack.gateway.peers.tokenizers._targets.clear()
-    stack.gateway.peers.tokenizers._calls._wait_s = 0
+    stack.gateway.peers.tokenizers.targets.all.clear()
+    stack.gateway.peers.tokenizers._wait_s = 0
     answer = await stack.complete([5, 6], max_tokens=1, guided_regex="a")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
 

@@ -17,7 +17,7 @@ from catenary.rpc.errors import ERROR_TRAILER
 from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
 from gateway.errors import ApiError
-from gateway.text.pool import TokenizerPool, TokenizerTargets
+from gateway.text.pool import TokenizerPool
 from tests.support.waiting import eventually
 
 NAME = "tokenizers.test:7071"
@@ -68,15 +68,16 @@ class Fleet:
         self.named = {f"127.0.0.{number}:7071": number for number in range(2)}
         self.channels: dict[int, grpc.aio.Channel] = {}
         self._directory = directory
-
-        def targets(*args: Any, **kwargs: Any) -> TokenizerTargets:
-            return TokenizerTargets(*args, **kwargs, look_up=self._look_up)
-
-        monkeypatch.setattr("gateway.text.pool.TokenizerTargets", targets)
         monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.02)
         monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.02)
         self.pool = TokenizerPool(
-            [NAME], self._dial, render_timeout_s=20, wait_s=wait_s, silence_s=0.25, max_message_mib=1
+            [NAME],
+            self._dial,
+            render_timeout_s=20,
+            wait_s=wait_s,
+            silence_s=0.25,
+            max_message_mib=1,
+            look_up=self._look_up,
         )
 
     def _socket(self, number: int) -> str:
@@ -103,7 +104,7 @@ class Fleet:
                 stack.push_async_callback(server.stop, None)
             watching = asyncio.create_task(self.pool.run())
             try:
-                await eventually(lambda: sum(target.prompt for target in self.pool._targets) == 2, "both")
+                await eventually(lambda: sum(target.prompt for target in self.pool.targets.all) == 2, "both")
                 yield self
             finally:
                 watching.cancel()
@@ -112,10 +113,10 @@ class Fleet:
 
     async def lose(self, number: int) -> None:
         """One does not answer, and its name forgets it."""
-        left = len(self.pool._targets) - 1
+        left = len(self.pool.targets.all) - 1
         self.services[number].serving = False
         del self.named[f"127.0.0.{number}:7071"]
-        await eventually(lambda: len(self.pool._targets) == left, "the drop of one")
+        await eventually(lambda: len(self.pool.targets.all) == left, "the drop of one")
 
     async def tokenizing(self) -> tuple[asyncio.Task[list[int]], int, int]:
         """A call under way, at whom, and who else there is."""

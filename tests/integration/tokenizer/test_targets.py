@@ -14,7 +14,7 @@ import pytest
 
 from catenary.rpc import open_channel
 from gateway.errors import ApiError
-from gateway.text.pool import TokenizerPool, TokenizerTargets
+from gateway.text.pool import TokenizerPool
 from tests.support.tokenizer_service import RunningTokenizer, chat_request, running_tokenizer
 from tests.support.waiting import eventually
 
@@ -38,16 +38,16 @@ class Names:
 
 @asynccontextmanager
 async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TokenizerPool]:
-    made = TokenizerTargets
-
-    def with_names(*args: Any, **kwargs: Any) -> TokenizerTargets:
-        return made(*args, **kwargs, look_up=names.look_up)
-
-    monkeypatch.setattr("gateway.text.pool.TokenizerTargets", with_names)
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.02)
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.02)
     pool = TokenizerPool(
-        [f"dns:///{NAME}"], names.dial, render_timeout_s=20, wait_s=0, silence_s=0.5, max_message_mib=1
+        [f"dns:///{NAME}"],
+        names.dial,
+        render_timeout_s=20,
+        wait_s=0,
+        silence_s=0.5,
+        max_message_mib=1,
+        look_up=names.look_up,
     )
     running = asyncio.create_task(pool.run())
     try:
@@ -59,7 +59,7 @@ async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 def streaming(pool: TokenizerPool) -> int:
-    return sum(target._stream is not None and not target._stream.ended for target in pool._targets)
+    return sum(target._stream is not None and not target._stream.ended for target in pool.targets.all)
 
 
 async def test_each_service_of_a_name_has_a_stream_and_its_share(
@@ -96,5 +96,5 @@ async def test_each_service_of_a_name_has_a_stream_and_its_share(
             assert seen == {"a": 20, "b": 20}
             del names.sockets["127.0.0.2:7071"]
         # It is gone, and its name knows it no more.
-        await eventually(lambda: len(pool._targets) == 1, "one service")
+        await eventually(lambda: len(pool.targets.all) == 1, "one service")
         assert await pool.render(HELLO) == alone

@@ -13,7 +13,8 @@ import pytest
 from catenary.rpc import NamedAddresses, is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.router_session import RouterSession
-from gateway.link.routers import RouterTargets, home, least, merged
+from gateway.link.routers import home, least, merged
+from gateway.targets import Targets
 from tests.support.waiting import eventually
 
 
@@ -71,24 +72,25 @@ def test_an_awaited_model_is_listed_without_engines() -> None:
 
 
 class Session:
-    """Runs until it is cancelled."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.connected = False
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-
-class Channel:
-    """Notes that it was closed."""
+    """Runs until it is cancelled, and notes that it was closed."""
 
     def __init__(self, address: str, name: str) -> None:
-        self.dialled = (address, name)
+        self.address = address
+        self.name = name
+        self.connected = False
+        self.live = 0
+        self.running = False
         self.closed = False
 
+    async def run(self) -> None:
+        self.running = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running = False
+
     async def close(self) -> None:
+        assert not self.running
         self.closed = True
 
 
@@ -96,7 +98,7 @@ async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.01)
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.01)
     answers: list[Any] = [["10.0.0.1:1", "10.0.0.2:1", "[fd00::1]:1"]]
-    channels: dict[str, Channel] = {}
+    made: dict[str, Session] = {}
 
     async def look_up(name: str) -> Sequence[str]:
         assert name == "router:1"
@@ -104,25 +106,28 @@ async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> 
             raise answers[-1]
         return list(answers[-1])
 
-    def dial(address: str, name: str) -> Any:
-        return channels.setdefault(address, Channel(address, name))
+    def make(address: str, name: str) -> Session:
+        return made.setdefault(address, Session(address, name))
 
-    def open_session(address: str, _channel: Any) -> Any:
-        return Session(address)
-
-    targets = RouterTargets(["router:1", "unix:/r.sock"], dial, open_session, look_up=look_up)
+    targets = Targets(["router:1", "unix:/r.sock"], make, lambda session: session.connected, look_up)
 
     def dialled() -> set[str]:
-        return {session.address for session in targets.sessions}
+        return {session.address for session in targets.all}
 
     running = asyncio.create_task(targets.run())
     await eventually(lambda: dialled() == {"unix:/r.sock", "10.0.0.1:1", "10.0.0.2:1"}, "three sessions")
-    assert channels["10.0.0.1:1"].dialled == ("10.0.0.1:1", "router:1")
-    kept = next(session for session in targets.sessions if session.address == "10.0.0.2:1")
+    assert made["10.0.0.1:1"].name == "router:1"
+    kept = made["10.0.0.2:1"]
     kept.connected = True
+    busy = made["10.0.0.1:1"]
+    busy.live = 1
     answers.append(["10.0.0.3:1"])
     await eventually(lambda: dialled() == {"unix:/r.sock", "10.0.0.2:1", "10.0.0.3:1"}, "another one")
-    await eventually(lambda: channels["10.0.0.1:1"].closed, "the end of its channel")
+    await eventually(lambda: not busy.running, "the end of its run")
+    await asyncio.sleep(0.05)
+    assert not busy.closed
+    busy.live = 0
+    await eventually(lambda: busy.closed, "the end of its channel")
     answers.append(OSError("no name service"))
     kept.connected = False
     await asyncio.sleep(0.05)
@@ -132,7 +137,7 @@ async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> 
     running.cancel()
     await asyncio.wait({running})
     await targets.close()
-    assert all(channel.closed for channel in channels.values())
+    assert all(session.closed for session in made.values())
 
 
 async def test_what_is_a_name() -> None:
