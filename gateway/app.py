@@ -18,7 +18,7 @@ from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
 from gateway.limits.limiter import LimitGate, limiter_of
-from gateway.link.routers import Routers
+from gateway.link.failover import FailoverSession
 from gateway.metrics import FleetCollector, GatewayMetrics
 from gateway.pooling.service import PoolingService
 from gateway.routes.completions import chat_completion_routes, completion_routes, tokenize_routes
@@ -73,7 +73,7 @@ class Peers:
                 lambda name: self.session.awaits(name),
                 config.aliases,
             )
-            self.session = Routers(
+            self.session = FailoverSession(
                 config.router,
                 dial,
                 instance_id=new_id("gateway-"),

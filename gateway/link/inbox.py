@@ -211,7 +211,7 @@ def _logprobs(values: LogprobValues) -> list[TokenLogprob]:
 
 class Session(Protocol):
     """Takes sequences and sees each through to its end, whatever engines and routers do meanwhile.
-    Implemented by `Routers`; neither method waits."""
+    Implemented by `FailoverSession`; neither method waits."""
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
         """Raises ApiError if such a sequence would be refused now: asking first saves the rendering."""

@@ -113,7 +113,7 @@ class TokenizerPool:
         await self._unary("CheckConstraint", request)
 
     async def fetch(self, model: str) -> Vocabulary:
-        """Return the model's tokenizer. Raise ApiError if no service has it, ValueError for a damaged file."""
+        """Return the model's tokenizer. Raise ApiError if no service has it, ValueError for a bad file."""
 
         async def call(target: TokenizerTarget) -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
             request = tokenizer_pb2.GetTokenizerRequest(model=model)

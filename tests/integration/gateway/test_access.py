@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from catenary.v1 import common_pb2
-from gateway.link.routers import Routers
+from gateway.link.failover import FailoverSession
 from tests.support.gateway import CHAT, COMPLETIONS, Stack
 from tests.support.http import Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack
@@ -69,13 +69,13 @@ async def test_right_keys(guarded: Stack) -> None:
 @pytest.mark.advisory("CVE-2025-46570")
 async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     salts: list[str] = []
-    submit = Routers.submit
+    submit = FailoverSession.submit
 
-    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+    def spy(session: FailoverSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         salts.append(spec.cache_salt)
         return submit(session, spec, *rest)
 
-    monkeypatch.setattr(Routers, "submit", spy)
+    monkeypatch.setattr(FailoverSession, "submit", spy)
     user = [{"role": "user", "content": "x"}]
     for key in (KEY, "sk-two"):
         headers = {"Authorization": f"Bearer {key}"}
@@ -99,13 +99,13 @@ async def test_a_response_that_goes_on_keeps_the_salt_of_its_key(
     guarded: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     salts: list[str] = []
-    submit = Routers.submit
+    submit = FailoverSession.submit
 
-    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+    def spy(session: FailoverSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         salts.append(spec.cache_salt)
         return submit(session, spec, *rest)
 
-    monkeypatch.setattr(Routers, "submit", spy)
+    monkeypatch.setattr(FailoverSession, "submit", spy)
     for key in (KEY, "sk-two"):
         headers, previous = {"Authorization": f"Bearer {key}"}, None
         for _ in range(3):
@@ -118,13 +118,13 @@ async def test_a_response_that_goes_on_keeps_the_salt_of_its_key(
 
 async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     specs: list[common_pb2.SequenceSpec] = []
-    submit = Routers.submit
+    submit = FailoverSession.submit
 
-    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+    def spy(session: FailoverSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         specs.append(spec)
         return submit(session, spec, *rest)
 
-    monkeypatch.setattr(Routers, "submit", spy)
+    monkeypatch.setattr(FailoverSession, "submit", spy)
     assert (await stack.complete("x", max_tokens=1)).status == 200
     assert [spec.cache_salt for spec in specs] == [""]
 

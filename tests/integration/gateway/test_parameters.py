@@ -10,7 +10,7 @@ import pytest
 
 from catenary.v1 import common_pb2
 from catenary_testing.engine import best_alternatives, sampled_logprob
-from gateway.link.routers import Routers
+from gateway.link.failover import FailoverSession
 from tests.support.answers import choices_of, joined
 from tests.support.batches import COMPLETIONS, ended, line, results, started
 from tests.support.gateway import CHAT, Stack, saying, script
@@ -229,13 +229,13 @@ async def test_the_most_probable_samples_are_answered(stack: Stack) -> None:
 
 async def test_priorities_and_hints_reach_the_router(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[common_pb2.SequenceSpec, int | None]] = []
-    submit = Routers.submit
+    submit = FailoverSession.submit
 
     def spy(session: Any, spec: common_pb2.SequenceSpec, feed: Any, same: int | None = None) -> int:
         sent.append((spec, same))
         return submit(session, spec, feed, same)
 
-    monkeypatch.setattr(Routers, "submit", spy)
+    monkeypatch.setattr(FailoverSession, "submit", spy)
     answer = await stack.complete(["a", "b"], n=2, max_tokens=1, service_tier="priority")
     assert answer.json()["service_tier"] == "priority"
     assert [spec.priority for spec, _ in sent] == [-10] * 4

@@ -139,7 +139,7 @@ _UNREACHABLE = "The router is not reachable."
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
 
 
-class Routers:
+class FailoverSession:
     """Implements `Session` over one stream per router.
 
     A sequence whose engine or router is lost is submitted again, with all that it has emitted; its reader

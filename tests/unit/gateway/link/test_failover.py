@@ -12,8 +12,8 @@ import pytest
 
 from catenary.rpc import NamedAddresses, is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
+from gateway.link.failover import home, least, merged
 from gateway.link.router_session import RouterSession
-from gateway.link.routers import home, least, merged
 from gateway.targets import Targets
 from tests.support.waiting import eventually
 
