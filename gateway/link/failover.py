@@ -27,7 +27,7 @@ from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed, ended
 from gateway.link.router_session import RouterSession
-from gateway.link.sequence import LinkedSequence, PromptGroup
+from gateway.streaming.delta import TokenLogprob
 from gateway.targets import Dial, LookUp, Targets
 
 _log = get_logger(__name__)
@@ -134,6 +134,114 @@ def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
     return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
 
 
+class Owner(Protocol):
+    """Decides what becomes of a sequence whose life ends."""
+
+    def ended(self, sequence: FailoverSequence, end: common_pb2.SequenceEnd) -> None:
+        """The end of a life: good, or a failure that another one may mend."""
+
+    def failed(self, sequence: FailoverSequence, failure: Failure) -> None:
+        """A life ended without an end."""
+
+    def unread(self, sequence: FailoverSequence) -> None:
+        """Its reader is too far behind."""
+
+
+class PromptGroup:
+    """Sequences with one prompt. `leader`: the one that computes it for the others, on the router where it
+    was submitted last; None before the first one."""
+
+    __slots__ = ("leader",)
+
+    def __init__(self) -> None:
+        self.leader: FailoverSequence | None = None
+
+
+class FailoverSequence:
+    """The receiver of a sequence's lives, one after another. Its owner changes the fields."""
+
+    __slots__ = (
+        "_owner",
+        "feed",
+        "group",
+        "handle",
+        "placed_whole",
+        "refused_by",
+        "resumable",
+        "session",
+        "stream_handle",
+        "tenant",
+        "timer",
+        "tried",
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        feed: SequenceFeed,
+        resumable: Resumable,
+        group: PromptGroup,
+        tenant: str,
+        owner: Owner,
+    ) -> None:
+        """`tenant`: what is kept on one router."""
+        self.handle = handle
+        self.feed = feed
+        self.resumable = resumable
+        self.group = group
+        self.tenant = tenant
+        self._owner = owner
+        self.session: RouterSession | None = None
+        self.stream_handle = 0
+        # Whether this life began with the prompt alone, so that others can share it.
+        self.placed_whole = False
+        self.tried = False
+        self.refused_by: RouterSession | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def extend(
+        self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
+    ) -> bool:
+        """See Receiver."""
+        if prompt:
+            prompt = prompt[self.resumable.record_prompt(len(prompt)) :]
+        if not self.feed.extend(ids, logprobs, prompt):
+            return False
+        self.resumable.record(ids)
+        return True
+
+    def ended(self, end: common_pb2.SequenceEnd) -> None:
+        """See Receiver."""
+        self.session = None
+        self._owner.ended(self, end)
+
+    def refused(self, error: common_pb2.Error) -> None:
+        """See Receiver."""
+        self.refused_by, self.session = self.session, None
+        self._owner.failed(self, Failure.of_refusal(error))
+
+    def lost(self) -> None:
+        """See Receiver."""
+        self.session = None
+        self._owner.failed(self, Failure.router_lost())
+
+    def unread(self) -> None:
+        """See Receiver."""
+        self.session = None
+        self._owner.unread(self)
+
+    def leave(self) -> None:
+        """Nothing more is wanted of it, from any router."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.session is not None:
+            self.session.abort(self.stream_handle)
+            self.session = None
+        if self.group.leader is self:
+            self.group.leader = None
+
+
 _UNREACHABLE = "The router is not reachable."
 
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
@@ -201,9 +309,9 @@ class FailoverSession:
         self._poisoned = poisoned
         self._max_outbound = max_outbound
         self._handles = count(1)
-        self._sequences: dict[int, LinkedSequence] = {}
+        self._sequences: dict[int, FailoverSequence] = {}
         # Those that no router can take now, in the order in which they began to wait.
-        self._waiting: dict[int, LinkedSequence] = {}
+        self._waiting: dict[int, FailoverSequence] = {}
         self._served = ServedModels(policy.wait_s)
 
     @property
@@ -248,7 +356,7 @@ class FailoverSession:
         tenant = spec.tenant or spec.session_id
         resumable = Resumable(spec, self._policy, like=like, eos_token_ids=eos)
         group = PromptGroup() if leader is None else leader.group
-        sequence = LinkedSequence(next(self._handles), feed, resumable, group, tenant, self)
+        sequence = FailoverSequence(next(self._handles), feed, resumable, group, tenant, self)
         self._sequences[sequence.handle] = sequence
         self._place(sequence, asyncio.get_running_loop().time() + self._policy.wait_s)
         return sequence.handle
@@ -281,14 +389,14 @@ class FailoverSession:
         for sequence in list(self._waiting.values()):
             self._try(sequence)
 
-    def ended(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
+    def ended(self, sequence: FailoverSequence, end: common_pb2.SequenceEnd) -> None:
         """See Owner."""
         if end.reason in GOOD_ENDS:
             self._finish(sequence, end)
         else:
             self.failed(sequence, Failure.of_end(end))
 
-    def failed(self, sequence: LinkedSequence, failure: Failure) -> None:
+    def failed(self, sequence: FailoverSequence, failure: Failure) -> None:
         """See Owner."""
         loop = asyncio.get_running_loop()
         verdict = sequence.resumable.after(failure, loop.time())
@@ -309,12 +417,12 @@ class FailoverSession:
             self._forget(sequence)
             sequence.feed.finish(_failed(from_wire(verdict.error)))
 
-    def unread(self, sequence: LinkedSequence) -> None:
+    def unread(self, sequence: FailoverSequence) -> None:
         """See Owner."""
         self._forget(sequence)
         sequence.feed.finish(_failed(timed_out("The client did not read its stream.", status=408)))
 
-    def _place(self, sequence: LinkedSequence, until: float) -> None:
+    def _place(self, sequence: FailoverSequence, until: float) -> None:
         """Give it to a router; if none can take it, wait for one until then."""
         sequence.timer = None
         if self._try(sequence):
@@ -323,7 +431,7 @@ class FailoverSession:
         loop = asyncio.get_running_loop()
         sequence.timer = loop.call_at(until, self._waited_out, sequence)
 
-    def _try(self, sequence: LinkedSequence) -> bool:
+    def _try(self, sequence: FailoverSequence) -> bool:
         resumable, group = sequence.resumable, sequence.group
         session = self._router_for(sequence)
         if session is None:
@@ -346,7 +454,7 @@ class FailoverSession:
         sequence.stream_handle = session.submit(submit, sequence)
         return True
 
-    def _router_for(self, sequence: LinkedSequence) -> RouterSession | None:
+    def _router_for(self, sequence: FailoverSequence) -> RouterSession | None:
         model = sequence.resumable.model
         able = self._able(model)
         if able and not able[0].serves(model) and (sequence.tried or self.awaits(model)):
@@ -373,22 +481,22 @@ class FailoverSession:
                 return served.info.eos_token_ids
         return ()
 
-    def _finish(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
+    def _finish(self, sequence: FailoverSequence, end: common_pb2.SequenceEnd) -> None:
         sequence.resumable.settle(end.usage)
         self._forget(sequence)
         sequence.feed.finish(ended(end))
 
-    def _waited_out(self, sequence: LinkedSequence) -> None:
+    def _waited_out(self, sequence: FailoverSequence) -> None:
         self._give_up(sequence, Cause.UNAVAILABLE)
         self._forget(sequence)
         text = "No engine is serving the model at the moment." if self.connected else _UNREACHABLE
         sequence.feed.finish(_failed(unavailable(text)))
 
-    def _give_up(self, sequence: LinkedSequence, cause: Cause) -> None:
+    def _give_up(self, sequence: FailoverSequence, cause: Cause) -> None:
         self._on_given_up(cause)
         _log.warning("sequence given up", request=sequence.resumable.request_id, cause=cause)
 
-    def _forget(self, sequence: LinkedSequence) -> None:
+    def _forget(self, sequence: FailoverSequence) -> None:
         self._sequences.pop(sequence.handle, None)
         self._waiting.pop(sequence.handle, None)
         sequence.leave()
