@@ -48,14 +48,14 @@ class Place(Protocol):
 P = TypeVar("P", bound=Place)
 
 
-def home(tenant: str, places: Sequence[P]) -> P:
+def rendezvous(tenant: str, places: Sequence[P]) -> P:
     """The place that has the whole of a tenant, whichever gateway asks: a router is fair among those whose
     requests it sees. If it leaves, its tenants are spread over the others, and no other tenant moves
     (rendezvous hashing: the highest digest of tenant and address)."""
     return max(places, key=lambda place: _digest(tenant, place.address))
 
 
-def least(places: Sequence[P], turn: int) -> P:
+def least_busy(places: Sequence[P], turn: int) -> P:
     """The place that has the fewest sequences of this gateway: where requests without a tenant
     go. Equals take turns by `turn`, a number that rises."""
     first = turn % len(places)
@@ -332,7 +332,7 @@ class FailoverSession:
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
         """See Session."""
         able = self._able(model)
-        asked = [home(tenant, able)] if tenant and able else able
+        asked = [rendezvous(tenant, able)] if tenant and able else able
         refusals = [session.shed.refusal(model, priority_class, tenant) for session in asked]
         errors = [error for error in refusals if error is not None]
         if errors and len(errors) == len(refusals):
@@ -366,7 +366,7 @@ class FailoverSession:
         if (sequence := self._sequences.get(handle)) is not None:
             self._forget(sequence)
 
-    def home(self, tenant: str, model: str) -> RouterSession | None:
+    def rendezvous(self, tenant: str, model: str) -> RouterSession | None:
         """The router that a tenant's next sequence goes to; None if there is none, or are several
         and no tenant."""
         able = self._able(model)
@@ -473,7 +473,7 @@ class FailoverSession:
     def _choose(self, sessions: list[RouterSession], tenant: str, turn: int) -> RouterSession | None:
         if not sessions:
             return None
-        return home(tenant, sessions) if tenant else least(sessions, turn)
+        return rendezvous(tenant, sessions) if tenant else least_busy(sessions, turn)
 
     def _eos_token_ids(self, model: str) -> Sequence[int]:
         for session in self.targets.all:

@@ -143,7 +143,7 @@ async def test_a_router_drains_under_load(start_cluster: StartCluster) -> None:
     leaving, stays = cluster.running
     draining = asyncio.create_task(leaving.drain())
     sessions = cluster.gateway.peers.session
-    await eventually(lambda: sessions.home("", "tiny") is not None, "one router left to choose")
+    await eventually(lambda: sessions.rendezvous("", "tiny") is not None, "one router left to choose")
     answers = await asyncio.gather(*[cluster.post(COMPLETIONS, body("new")) for _ in range(4)])
     assert {answer.status for answer in answers} == {200}
     await draining
@@ -233,15 +233,15 @@ async def test_a_batch_and_a_background_response(start_cluster: StartCluster) ->
 async def test_a_tenant_stays_on_one_router(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(SLOW, routers=3)
     session = cluster.gateway.peers.session
-    homes = {tenant: session.home(tenant, "tiny") for tenant in map(str, range(60))}
+    homes = {tenant: session.rendezvous(tenant, "tiny") for tenant in map(str, range(60))}
     addresses = [home.address for home in homes.values() if home is not None]
     assert {addresses.count(cluster.address(index)) > 5 for index in range(3)} == {True}
-    assert session.home("", "tiny") is None
+    assert session.rendezvous("", "tiny") is None
     gone = cluster.address(0)
     await cluster.stop_router(0)
     await eventually(lambda: session.connected == 2, "two routers")
     for tenant, home in homes.items():
-        now = session.home(tenant, "tiny")
+        now = session.rendezvous(tenant, "tiny")
         assert home is not None
         assert now is not None
         assert now is home or home.address == gone

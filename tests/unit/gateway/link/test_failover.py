@@ -12,7 +12,7 @@ import pytest
 
 from catenary.rpc import NamedAddresses, is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
-from gateway.link.failover import home, least, merged
+from gateway.link.failover import least_busy, merged, rendezvous
 from gateway.link.router_session import RouterSession
 from gateway.targets import Targets
 from tests.support.waiting import eventually
@@ -28,20 +28,20 @@ class Place:
 
 def test_a_tenant_moves_only_if_its_router_leaves() -> None:
     places = [Place(f"router-{number}:7070") for number in range(4)]
-    homes = {f"tenant-{number}": home(f"tenant-{number}", places) for number in range(400)}
+    homes = {f"tenant-{number}": rendezvous(f"tenant-{number}", places) for number in range(400)}
     counts = [list(homes.values()).count(place) for place in places]
     assert min(counts) > 60
     left = places[1:]
     for tenant, place in homes.items():
-        assert home(tenant, left) is place or place is places[0]
-        assert home(tenant, [*reversed(places)]) is place
+        assert rendezvous(tenant, left) is place or place is places[0]
+        assert rendezvous(tenant, [*reversed(places)]) is place
 
 
 def test_nobodys_requests_go_where_the_fewest_are_and_take_turns() -> None:
     places = [Place("a", 2), Place("b", 1), Place("c", 1)]
-    assert {least(places, turn).address for turn in range(6)} == {"b", "c"}
+    assert {least_busy(places, turn).address for turn in range(6)} == {"b", "c"}
     even = [Place(name) for name in "abc"]
-    assert [least(even, turn).address for turn in range(4)] == ["a", "b", "c", "a"]
+    assert [least_busy(even, turn).address for turn in range(4)] == ["a", "b", "c", "a"]
 
 
 def served(engines: int, length: int = 100, created: int = 5, name: str = "m") -> router_pb2.ServedModel:
