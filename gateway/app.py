@@ -33,7 +33,7 @@ from gateway.routes.sagemaker import sagemaker_routes
 from gateway.routes.server import health_routes, home_routes, metrics_routes, model_routes, openapi_routes
 from gateway.routing import Routes, batch_endpoints, limited_paths
 from gateway.stored import StoredApis
-from gateway.text.models import ModelBoard
+from gateway.text.models import ModelRegistry
 from gateway.text.pool import TokenizerPool
 
 _log = get_logger(__name__)
@@ -67,7 +67,7 @@ class Peers:
                 silence_s=config.tokenizer_silence_s,
                 max_message_mib=config.max_message_mib,
             )
-            self.models = ModelBoard(
+            self.models = ModelRegistry(
                 self.tokenizers.fetch,
                 lambda: self.session.connected > 0,
                 lambda name: self.session.awaits(name),
@@ -102,7 +102,7 @@ class Peers:
         """Begin to connect; they run until cancelled."""
         return [
             asyncio.create_task(self.session.run(), name="routers"),
-            asyncio.create_task(self.models.run(), name="model-board"),
+            asyncio.create_task(self.models.run(), name="model-registry"),
             asyncio.create_task(self.tokenizers.run(), name="tokenizer-checks"),
         ]
 

@@ -28,7 +28,7 @@ from catenary_apps.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Lau
 from gateway import GatewayConfig, GatewayMetrics, from_wire
 from gateway.generation.service import GenerationService
 from gateway.pooling.service import PoolingService
-from gateway.text.models import ModelBoard
+from gateway.text.models import ModelRegistry
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import TokenizerTarget
 from services.engine.config import EngineConfig
@@ -307,7 +307,7 @@ class LocalStack:
         )
         self.task = common_pb2.MODEL_TASK_GENERATE
         """What the model is for, known once started."""
-        self._models = ModelBoard(self._tokenizers.fetch, lambda: True, lambda _: False)
+        self._models = ModelRegistry(self._tokenizers.fetch, lambda: True, lambda _: False)
         metrics = GatewayMetrics()
         self.generations = GenerationService(
             gateway,

@@ -19,7 +19,7 @@ from gateway.http.disconnect import ClientWatch
 from gateway.schemas.chat import TokenizeChatRequest
 from gateway.schemas.completion import DetokenizeRequest, TokenizeRequest
 from gateway.schemas.validation import parse_request
-from gateway.text.models import Model, ModelBoard
+from gateway.text.models import Model, ModelRegistry
 from gateway.text.pool import TokenizerPool
 
 
@@ -55,7 +55,9 @@ PromptHandler = Callable[[dict[str, Any], Caller], Coroutine[Any, Any, Any]]
 class PromptService:
     """Answers them from the tokenizer services. Texts need no engine that serves the model just now."""
 
-    def __init__(self, service: GenerationService, *, models: ModelBoard, tokenizers: TokenizerPool) -> None:
+    def __init__(
+        self, service: GenerationService, *, models: ModelRegistry, tokenizers: TokenizerPool
+    ) -> None:
         self._service = service
         self._models = models
         self._tokenizers = tokenizers

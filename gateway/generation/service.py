@@ -31,7 +31,7 @@ from gateway.schemas.base import RequestLimits
 from gateway.schemas.generation import GenerationFields
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.writer import SSE_DONE, SSE_HEADERS, AnswerHead, AnyWriter, sse_error_event
-from gateway.text.models import Model, ModelBoard
+from gateway.text.models import Model, ModelRegistry
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import Rendered
 
@@ -187,7 +187,7 @@ class GenerationService:
         config: GatewayConfig,
         *,
         session: Session,
-        models: ModelBoard,
+        models: ModelRegistry,
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,
     ) -> None:

@@ -27,7 +27,7 @@ from gateway.pooling.work import Document, Pooled, Work, render
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.pooling import PooledFields
 from gateway.streaming.writer import usage_of
-from gateway.text.models import Model, ModelBoard
+from gateway.text.models import Model, ModelRegistry
 from gateway.text.pool import TokenizerPool
 
 _FULL = 429
@@ -150,7 +150,7 @@ class PoolingService:
         *,
         places: GenerationService,
         session: Session,
-        models: ModelBoard,
+        models: ModelRegistry,
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,
     ) -> None:

@@ -39,7 +39,7 @@ from gateway.schemas.pooling import (
 )
 from gateway.streaming.chat import ChatChunk, ChatCompletion
 from gateway.streaming.completion import Completion
-from gateway.text.models import ModelBoard, tasks_of
+from gateway.text.models import ModelRegistry, tasks_of
 
 # The field by which a request is known, of those that no other has.
 _FORMS = {
@@ -58,7 +58,7 @@ _EXPECTED = (
 class Invocations:
     """Requests of any kind: which one, their fields and the model's task tell."""
 
-    def __init__(self, generating: GenerationService, pooling: PoolingService, models: ModelBoard) -> None:
+    def __init__(self, generating: GenerationService, pooling: PoolingService, models: ModelRegistry) -> None:
         self._generating = generating
         self._pooling = pooling
         self._models = models
@@ -126,7 +126,7 @@ def _form(body: dict[str, Any]) -> str:
 def sagemaker_routes(
     generating: GenerationService,
     pooling: PoolingService,
-    models: ModelBoard,
+    models: ModelRegistry,
     *,
     can_serve: Callable[[], bool],
 ) -> Routes:

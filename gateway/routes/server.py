@@ -21,7 +21,7 @@ from gateway.http.answers import Status, json_response
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import document
 from gateway.routing import Routes, operation
-from gateway.text.models import ModelBoard, task_names, tasks_of
+from gateway.text.models import ModelRegistry, task_names, tasks_of
 
 _NOT_NOW = {503: Status}
 
@@ -90,7 +90,7 @@ td{{padding:.15rem 1rem .15rem 0;vertical-align:top}}</style>
 """
 
 
-def home_routes(models: ModelBoard, *, can_serve: Callable[[], bool], keyed: bool) -> Routes:
+def home_routes(models: ModelRegistry, *, can_serve: Callable[[], bool], keyed: bool) -> Routes:
     """The route; open without a key.
 
     Args:
@@ -123,7 +123,7 @@ def _address(request: Request) -> str:
     return f"{scheme}://{request.url.netloc}"
 
 
-def _command(address: str, models: ModelBoard, *, keyed: bool) -> str:
+def _command(address: str, models: ModelRegistry, *, keyed: bool) -> str:
     """A request that the server answers, as a command for a shell; with keys, one that shows no model."""
     if keyed:
         # A key is not shown: the command reads it from a variable that its user sets.
@@ -136,7 +136,7 @@ def _command(address: str, models: ModelBoard, *, keyed: bool) -> str:
     return f"curl {url} -H 'Content-Type: application/json' -d {body}"
 
 
-def _models_text(models: ModelBoard) -> str:
+def _models_text(models: ModelRegistry) -> str:
     names = ", ".join(f"<code>{escape(name)}</code>" for name, _ in models.names)
     return f"Models: {names}." if names else ""
 
@@ -185,7 +185,7 @@ def describe(name: str, model: router_pb2.ServedModel) -> ModelCard:
     )
 
 
-def model_routes(models: ModelBoard) -> Routes:
+def model_routes(models: ModelRegistry) -> Routes:
     """The routes. Ids may contain slashes."""
     router = Routes()
 

@@ -73,7 +73,7 @@ class Model:
         return self.vocabulary.traits
 
 
-class ModelBoard:
+class ModelRegistry:
     """The router's last word on the models, with the vocabulary of each."""
 
     def __init__(

@@ -13,7 +13,7 @@ from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, internal
 from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed, deliver, ended
-from gateway.text.models import ModelBoard
+from gateway.text.models import ModelRegistry
 from tests.support.tiny_tokenizer import tokenizer_json
 
 FILE = json.dumps(tokenizer_json()).encode()
@@ -141,7 +141,7 @@ class Shelf:
         return Vocabulary(FILE, sha256=self.sha)
 
 
-def status_of(board: ModelBoard, name: str = "m") -> int:
+def status_of(board: ModelRegistry, name: str = "m") -> int:
     try:
         board.require(name)
     except ApiError as error:
@@ -149,7 +149,7 @@ def status_of(board: ModelBoard, name: str = "m") -> int:
     return 200
 
 
-async def until(board: ModelBoard, status: int, name: str = "m") -> None:
+async def until(board: ModelRegistry, status: int, name: str = "m") -> None:
     async with asyncio.timeout(5):
         while status_of(board, name) != status:  # noqa: ASYNC110 - the board tells nobody
             await asyncio.sleep(0.005)
@@ -157,7 +157,7 @@ async def until(board: ModelBoard, status: int, name: str = "m") -> None:
 
 async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None:
     shelf, online, awaited = Shelf(), True, set[str]()
-    board = ModelBoard(shelf.fetch, lambda: online, lambda name: name in awaited)
+    board = ModelRegistry(shelf.fetch, lambda: online, lambda name: name in awaited)
     running = asyncio.create_task(board.run())
     try:
         assert status_of(board) == 503
@@ -183,7 +183,7 @@ async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None
 
 async def test_a_model_is_listed_once_its_tokenizer_is_loaded() -> None:
     shelf = Shelf()
-    board = ModelBoard(shelf.fetch, lambda: True, lambda _: False, {"alias": "m", "other": "broken"})
+    board = ModelRegistry(shelf.fetch, lambda: True, lambda _: False, {"alias": "m", "other": "broken"})
     board.update([served(sha="a"), served("broken")])
     for name in ("m", "alias", "broken"):
         with pytest.raises(ApiError) as early:
@@ -208,7 +208,7 @@ async def test_a_model_is_listed_once_its_tokenizer_is_loaded() -> None:
 
 async def test_an_engine_without_a_checksum_takes_any_tokenizer() -> None:
     shelf = Shelf()
-    board = ModelBoard(shelf.fetch, lambda: True, lambda _: False)
+    board = ModelRegistry(shelf.fetch, lambda: True, lambda _: False)
     running = asyncio.create_task(board.run())
     try:
         board.update([served()])
