@@ -137,7 +137,7 @@ def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResp
         response.status,
         response.previous_response_id,
         encode_response(response),
-        objects.encode_items(request.given),
+        objects.encode_items(request.items),
         runner,
     )
 

@@ -36,8 +36,8 @@ T = TypeVar("T")
 _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 
 
-def given_items(
-    given: Sequence[schema.InputItem], new_id: Callable[[str], str], stored: Mapping[str, objects.Item]
+def input_items(
+    items: Sequence[schema.InputItem], new_id: Callable[[str], str], stored: Mapping[str, objects.Item]
 ) -> list[objects.Item]:
     """The items of a request. An id that the client sent is kept, others get one.
 
@@ -45,17 +45,17 @@ def given_items(
     return [
         stored[item.id]
         if isinstance(item, schema.ItemReference)
-        else _given_item(item, item.id or new_id(_PREFIXES[item.type]))
-        for item in given
+        else _input_item(item, item.id or new_id(_PREFIXES[item.type]))
+        for item in items
     ]
 
 
-def references(given: Sequence[schema.InputItem]) -> dict[int, str]:
+def references(items: Sequence[schema.InputItem]) -> dict[int, str]:
     """The ids of the stored items that an input refers to, by their places."""
-    return {place: item.id for place, item in enumerate(given) if isinstance(item, schema.ItemReference)}
+    return {place: item.id for place, item in enumerate(items) if isinstance(item, schema.ItemReference)}
 
 
-def _given_item(item: schema.WholeItem, item_id: str) -> objects.Item:
+def _input_item(item: schema.WholeItem, item_id: str) -> objects.Item:
     status = item.status or objects.COMPLETED
     if isinstance(item, schema.MessageItem):
         kind = objects.OutputText if item.role == "assistant" else objects.InputText
@@ -207,7 +207,7 @@ class ChatBody:
 def chat_body(
     request: ResponsesRequest,
     history: Sequence[objects.Item],
-    given: Sequence[objects.Item],
+    items: Sequence[objects.Item],
     extensions: dict[str, Any],
 ) -> ChatBody:
     """The chat that answers a request.
@@ -215,7 +215,7 @@ def chat_body(
     Args:
         request: the request.
         history: the items of the responses before it.
-        given: its own input as items.
+        items: its own input as items.
         extensions: parameters of chats that the request has beside its own.
     """
     messages: list[dict[str, Any]] = []
@@ -223,8 +223,8 @@ def chat_body(
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
         origins.append(Origin(INSTRUCTIONS))
-    sources = [PREVIOUS] * len(history) + [f"{_INPUT}{index}" for index in range(len(given))]
-    for message, origin in chat_messages(zip([*history, *given], sources, strict=True)):
+    sources = [PREVIOUS] * len(history) + [f"{_INPUT}{index}" for index in range(len(items))]
+    for message, origin in chat_messages(zip([*history, *items], sources, strict=True)):
         messages.append(message)
         origins.append(origin)
     values = {name: getattr(request, name) for name in _SAME} | {
@@ -335,11 +335,11 @@ _UNCHANGED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request on its way. `response` fills up; `given` is the request's own input."""
+    """A request on its way. `response` fills up; `items` is the request's own input."""
 
     chat: ChatRequest
     origins: Origins
-    given: list[objects.Item]
+    items: list[objects.Item]
     response: Response
     owner: str
     stream: bool
@@ -398,14 +398,14 @@ def response_request(
         owner: whose it is.
         store: whether the response will be stored.
     """
-    given = given_items(request.input, new_id, stored)
-    made = chat_body(request, history, given, passed_on)
+    items = input_items(request.input, new_id, stored)
+    made = chat_body(request, history, items, passed_on)
     try:
         chat = endpoint.parse(made.body, limits)
     except ApiError as error:
         raise of_response(error, made.origins) from None
     response = _response(request, chat, store=store)
-    return ResponseRequest(chat, made.origins, given, response, owner, bool(request.stream))
+    return ResponseRequest(chat, made.origins, items, response, owner, bool(request.stream))
 
 
 def _or(asked: float | None, default: float) -> float:

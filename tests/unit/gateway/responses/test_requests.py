@@ -19,7 +19,7 @@ from gateway.responses.request import (
     ResponseRequest,
     chat_body,
     chat_messages,
-    given_items,
+    input_items,
     of_response,
     read_request,
     response_request,
@@ -36,7 +36,7 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "stri
 
 def chat(**fields: Any) -> dict[str, Any]:
     request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
-    return chat_body(request, [], given_items(request.input, new_id, {}), passed_on).body
+    return chat_body(request, [], input_items(request.input, new_id, {}), passed_on).body
 
 
 def made(**fields: Any) -> tuple[ResponseRequest, list[str]]:
@@ -374,7 +374,7 @@ def test_labels_of_what_was_said_before_are_taken_and_told_again() -> None:
     assert messages(said) == [{"role": "assistant", "content": "x"}]
     for phase, told in (("commentary", '"phase":"commentary"'), (None, "")):
         request, _ = read_request({"model": "m", "input": [{**said, "phase": phase}]}, LIMITS)
-        written = objects.encode_items(given_items(request.input, new_id, {})).decode()
+        written = objects.encode_items(input_items(request.input, new_id, {})).decode()
         assert told in written
         assert ("phase" in written) is bool(told)
         assert objects.encode_items(objects.decode_items(written.encode())).decode() == written
@@ -411,7 +411,7 @@ def test_ids_of_clients_are_kept() -> None:
     request, _ = read_request(
         {"model": "m", "input": [{"role": "user", "content": "x", "id": "msg_mine"}, USER]}, LIMITS
     )
-    first, second = given_items(request.input, new_id, {})
+    first, second = input_items(request.input, new_id, {})
     assert first.id == "msg_mine"
     assert second.id.startswith("msg_")
     assert objects.decode_items(objects.encode_items([first, second])) == [first, second]
