@@ -19,7 +19,7 @@ from benchmarks.memory_link import MemoryLink
 from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.domain import SamplingOptions
 from services.engine.link import CoreStep, SubmitSequence
 
@@ -30,7 +30,7 @@ class Core:
     """A core in this process. `calls`: what the model's calls took, in seconds."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.engine = start_engine(config, lambda activity, fraction: None)
+        self.engine: Any = start_engine(config, lambda activity, fraction: None)
         self.vocab_size = self.engine.ready.model.vocab_size
         self.link = MemoryLink()
         link: Any = self.link
@@ -77,7 +77,7 @@ class Core:
             got += sum(len(s.columns.token_ids) for s in self.link.sent if isinstance(s, CoreStep))
             self.link.sent.clear()
         seconds = time.perf_counter() - begin
-        while self.loop.busy:
+        while self.loop.work.busy:
             self.loop.advance()
         self.link.sent.clear()
         return seconds

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from catenary.v1 import engine_pb2
-from services.engine.core.kv_news import KvNews
+from services.engine.core.outputs import KvNews
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
 from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame

@@ -19,7 +19,7 @@ from benchmarks.memory_link import MemoryLink
 from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.domain import SamplingOptions
 from services.engine.link import CoreStep, SubmitSequence
 
@@ -28,7 +28,7 @@ class Core:
     """A core in this process, one sequence at a time."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.engine = start_engine(config, lambda activity, fraction: None)
+        self.engine: Any = start_engine(config, lambda activity, fraction: None)
         self.link = MemoryLink()
         link: Any = self.link
         self.loop = CoreLoop(link, self.engine)
@@ -54,7 +54,7 @@ class Core:
         while not self.tokens():
             self.loop.advance()
         seconds = time.perf_counter() - begin
-        while self.loop.busy:
+        while self.loop.work.busy:
             self.loop.advance()
         steps = [step for step in self.link.sent if isinstance(step, CoreStep)]
         return seconds, steps[-1].columns.ends[0].cached_tokens, self.tokens()

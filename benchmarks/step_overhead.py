@@ -20,10 +20,10 @@ import torch
 
 from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.config import EngineConfig
+from services.engine.core.generation import GeneratingEngine, ServingRecorder
 from services.engine.core.handover import Handover
-from services.engine.core.loop import CoreLoop
-from services.engine.core.profiler import Profiler
-from services.engine.core.startup import Engine, ServingRecorder, start_engine
+from services.engine.core.loop import CoreLoop, Profiler
+from services.engine.core.process import start_engine
 from services.engine.device import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.graphs import Graphs
@@ -130,7 +130,7 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
     runner = Runner(model, device, KvLayout(BLOCK_SIZE, blocks), graphs, max_num_seqs=running, tracer=tracer)
     facts = ModelFacts(MAX_LEN, VOCAB, [2], "float32", "")
     ready = CoreReady(facts, CapacityFacts(BLOCK_SIZE, blocks, running, running, 8192))
-    engine = Engine(
+    engine = GeneratingEngine(
         model=model,
         scheduler=scheduler,
         runner=runner,
@@ -202,12 +202,12 @@ def measure_cost(running: int, context: int, steps: int) -> None:
         core: Any = make_core(running, overlap=True)
         fill(core, running, options, context)
         costs = Costs()
-        costs.wrap("plan", core._scheduler, "plan")
-        costs.wrap("prepare and launch", core._runner, "launch")
-        costs.wrap("result and commit", core, "_finish")
-        costs.wrap("report", core, "_report")
+        costs.wrap("plan", core.work._scheduler, "plan")
+        costs.wrap("prepare and launch", core.work._runner, "launch")
+        costs.wrap("result and commit", core.work, "_finish")
+        costs.wrap("report", core, "report")
         costs.wrap("whole turn of the loop", core, "advance")
-        costs.wrap("device thread", core._runner._executor, "run")
+        costs.wrap("device thread", core.work._runner._executor, "run")
         gc.collect()
         gc.freeze()
         for _ in range(steps):
@@ -239,7 +239,7 @@ def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
     for running in counts:
         core: Any = make_core(running, overlap=True, seconds=seconds)
         fill(core, running, CASES["greedy"], 256)
-        spans, turns = core._runner._model.spans, []
+        spans, turns = core.work._runner._model.spans, []
         spans.clear()
         gc.collect()
         gc.freeze()
@@ -258,7 +258,7 @@ def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
 def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
     """Prints what a turn with a real model takes beside the model's own calls, wall time."""
     options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
-    engine = start_engine(options, lambda activity, done: None)
+    engine: Any = start_engine(options, lambda activity, done: None)
     calls: list[tuple[str, float, float]] = []
     time_forwards(engine.model, calls)
     print(f"{name}, greedy; wall ms per step, medians")

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.memory_link import MemoryLink
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.domain import SamplingOptions
 from services.engine.graphs import Phase
 from services.engine.link import CoreStep, SubmitSequence
@@ -63,7 +63,7 @@ def start_once(arguments: argparse.Namespace) -> dict[str, Any]:
         if activity == "warming up":
             warming.append(time.monotonic())
 
-    engine = start_engine(config, progress)
+    engine: Any = start_engine(config, progress)
     ready = time.monotonic()
     tokens = _answer(engine, arguments.tokens)
     answered = time.monotonic()
@@ -96,7 +96,7 @@ def _answer(engine: Any, count: int) -> list[int]:
             ignore_eos=True,
         )
     )
-    while loop.busy:
+    while loop.work.busy:
         loop.advance()
     steps = [message for message in link.sent if isinstance(message, CoreStep)]
     return [token for step in steps for token in step.columns.token_ids]

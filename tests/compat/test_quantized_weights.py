@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from tests.support.torch_engine import save_tiny_model, tiny_options
 from tests.support.torch_families import FAMILIES, save_family
 

@@ -102,7 +102,7 @@ def start(options, progress):
     print("ended", flush=True)
     raise LinkClosed
 
-process.start = start
+process.start_engine = start
 try:
     load()
 except KeyboardInterrupt:

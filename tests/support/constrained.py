@@ -86,7 +86,7 @@ def ended(output: Output) -> str:
 def settle_compile(core: LocalCore) -> None:
     """Waits until nobody waits for a constraint, without a step."""
     deadline = time.monotonic() + WAIT_S
-    loop: Any = core.loop
-    while len(loop._constrained):
+    work: Any = core.work
+    while len(work._constrained):
         assert time.monotonic() < deadline
-        loop._constrained.admit()
+        work._constrained.admit()

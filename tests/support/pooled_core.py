@@ -6,7 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from services.engine.core.pooled import PooledLoop, start_pooled
+from services.engine.core.loop import CoreLoop
+from services.engine.core.pooling import PoolingEngine
+from services.engine.core.startup import open_engine
 from services.engine.domain import PoolingOptions, SamplingOptions
 from services.engine.link import EndRow, SubmitSequence
 from services.engine.model import Task
@@ -21,21 +23,27 @@ def document(key: int, ids: list[int], *, priority: int = 0, **pooling: int) -> 
     )
 
 
+def open_pooling(directory: Path, task: Task = Task.EMBED, **options: Any) -> PoolingEngine:
+    """The engine of a small float32 core that pools."""
+    engine = open_engine(tiny_options(directory, **options), directory, task, lambda activity, fraction: None)
+    if not isinstance(engine, PoolingEngine):
+        raise AssertionError(f"{task} is not pooled")
+    return engine
+
+
 class LocalPooledCore:
     """Runs documents through the loop of a small float32 core."""
 
     def __init__(self, directory: Path, task: Task = Task.EMBED, **options: Any) -> None:
         values = {"max_num_batched_tokens": 600, **options}
-        self.engine = start_pooled(
-            tiny_options(directory, **values), directory, task, lambda activity, fraction: None
-        )
+        self.engine = open_pooling(directory, task, **values)
         self.link = MemoryLink()
         link: Any = self.link
-        self.loop = PooledLoop(link, self.engine)
+        self.loop = CoreLoop(link, self.engine)
 
     def run(self) -> list[int]:
         """Turns of the loop until no document lives; keys in the order in which they ended."""
-        while self.loop.busy:
+        while self.loop.work.busy:
             self.loop.advance()
         self.loop.advance()
         return [key for message in self.link.sent for key in message.columns.keys]

@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from services.engine.config import EngineConfig
+from services.engine.core.generation import GeneratingEngine
 from services.engine.core.loop import CoreLoop
-from services.engine.core.startup import Engine, start_engine
+from services.engine.core.process import start_engine
 from services.engine.device import Device
 from services.engine.domain import SamplingOptions
 from services.engine.link import (
@@ -131,10 +132,14 @@ class LocalCore:
     """A core's loop in this process."""
 
     def __init__(self, options: EngineOptions, device: Device | None = None) -> None:
-        self.engine: Engine = start_engine(options, lambda activity, fraction: None, device)
+        engine = start_engine(options, lambda activity, fraction: None, device)
+        if not isinstance(engine, GeneratingEngine):
+            raise AssertionError("the model does not generate")
+        self.engine: GeneratingEngine = engine
         self.link = MemoryLink()
         link: Any = self.link
-        self.loop = CoreLoop(link, self.engine)
+        self.loop = CoreLoop(link, engine)
+        self.work: Any = self.loop.work
         self.outputs: dict[int, Output] = {}
         self.kv_news: list[KvContents | KvChanges] = []
         self._keys = 0
@@ -165,7 +170,7 @@ class LocalCore:
     def step(self) -> CoreStep | None:
         """Turns of the loop until it reports something, or has nothing to do."""
         report = self.turn()
-        while report is None and self.loop.busy:
+        while report is None and self.loop.work.busy:
             report = self.turn()
         return report
 

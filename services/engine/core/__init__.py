@@ -5,8 +5,8 @@ Imports no torch by itself.
 
 from __future__ import annotations
 
-from services.engine.core.kv_news import KvNews
+from services.engine.core.loop import Profiler
+from services.engine.core.outputs import KvNews
 from services.engine.core.process import serve
-from services.engine.core.profiler import Profiler
 
 __all__ = ["KvNews", "Profiler", "serve"]

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
+from math import isfinite
 
 from msgspec.structs import replace
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from services.engine.beams import BeamSearch, Candidate, Hypothesis
-from services.engine.domain import BeamOptions
+from services.engine.domain import BeamOptions, CoreErrorCode
 from services.engine.link import HypothesisRow, SubmitSequence
 from services.engine.sampling import SampledToken
-from services.engine.scheduler import BeamGroup, Scheduler, Sequence, SequenceParams, sequence_from
+from services.engine.scheduler import (
+    BeamGroup,
+    Scheduler,
+    Sequence,
+    SequenceParams,
+    SequenceRefused,
+    sequence_from,
+)
 
 
 @dataclass(slots=True)
@@ -93,3 +101,19 @@ def _row(hypothesis: Hypothesis, options: BeamOptions) -> HypothesisRow:
         top_ids=[token_id for token in tokens for token_id, _ in token.top],
         top_logprobs=[value for token in tokens for _, value in token.top],
     )
+
+
+def check_beams(options: BeamOptions, message: SubmitSequence, max_width: int) -> None:
+    """Raises SequenceRefused for a beam search that is malformed or wider than the engine takes."""
+    if not 1 <= options.width <= max_width:
+        raise _invalid(f"a search of {options.width} beams is outside 1 to {max_width} (max_beam_width)")
+    if not 1 <= options.results <= options.width:
+        raise _invalid(f"{options.results} results of {options.width} beams")
+    if not isfinite(options.length_penalty):
+        raise _invalid("length_penalty is not a number")
+    if message.prompt_len != len(message.token_ids):
+        raise _invalid("a beam search emits nothing that it could be resumed with")
+
+
+def _invalid(text: str) -> SequenceRefused:
+    return SequenceRefused(CoreErrorCode.INVALID_ARGUMENT, text)

@@ -19,7 +19,7 @@ from services.engine.constraints import (
     open_xgrammar,
     read_vocabulary,
 )
-from services.engine.core.columns import StepBuilder
+from services.engine.core.outputs import StepBuilder
 from services.engine.domain import ConstraintOptions, CoreErrorCode, FinishReason
 from services.engine.link import ConstraintLoad
 from services.engine.model import DirectoryFacts

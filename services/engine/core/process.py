@@ -1,4 +1,4 @@
-"""The life of a core process behind its link: choose the model's core, start it, run it, report failure."""
+"""Life of a core process behind its link: find the model, start its engine, run the loop, report failure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from catenary.cpus import format_cpus, parse_binding
 from catenary.directories import NoHomeError, expanded
 from catenary.frames import LinkClosed, LinkError
 from catenary.telemetry import configure_logging, get_logger
 from services.engine.core.errors import StartError
+from services.engine.core.loop import CoreLoop, Engine
 from services.engine.link import (
     BlockingLink,
     CoreFailed,
     CoreProgress,
-    CoreReady,
     StartCore,
     ToCore,
 )
 from services.engine.model import ModelError, Task, check_directory, find_task, prepare_model
 from services.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from services.engine.device import Device
 
 log = get_logger(__name__)
 
@@ -57,43 +60,17 @@ def bind_core(options: EngineOptions) -> None:
 Progress = Callable[[str, float | None], None]
 
 
-class Loop(Protocol):
-    """What a core's process drives."""
-
-    def handle(self, message: ToCore) -> None:
-        """Takes one message."""
-
-    def run(self) -> None:
-        """Returns when the servicer stops the core."""
-
-
-class StartedEngine(Protocol):
-    """What a core's process starts and ends."""
-
-    @property
-    def ready(self) -> CoreReady:
-        """What the servicer is told."""
-
-    def close(self) -> None:
-        """Ends what it holds."""
-
-
-def start(options: EngineOptions, progress: Progress) -> tuple[StartedEngine, Callable[[BlockingLink], Loop]]:
-    """Loads the model and makes it ready; and what makes its loop. Raises StartError."""
+def start_engine(options: EngineOptions, progress: Progress, device: Device | None = None) -> Engine:
+    """Find the model and load it, onto the device of the options unless one is given. Raises StartError."""
     progress("loading torch and the model's files", 0.05)
-    directory, task = _find(options, progress)
+    directory, task = _find_model(options, progress)
     # Loaded here and not above: torch takes seconds, and its absence has to be reported over the link.
-    if task is Task.GENERATE:
-        startup: Any = importlib.import_module("services.engine.core.startup")
-        loop: Any = importlib.import_module("services.engine.core.loop")
-        engine = startup.start_engine(options.model_copy(update={"model": str(directory)}), progress)
-        return engine, lambda link: loop.CoreLoop(link, engine)
-    pooled: Any = importlib.import_module("services.engine.core.pooled")
-    engine = pooled.start_pooled(options, directory, task, progress)
-    return engine, lambda link: pooled.PooledLoop(link, engine)
+    startup: Any = importlib.import_module("services.engine.core.startup")
+    engine: Engine = startup.open_engine(options, directory, task, progress, device)
+    return engine
 
 
-def _find(options: EngineOptions, progress: Progress) -> tuple[Path, Task]:
+def _find_model(options: EngineOptions, progress: Progress) -> tuple[Path, Task]:
     try:
         cache = expanded(options.cache_dir) if options.cache_dir else None
         directory = prepare_model(
@@ -108,7 +85,7 @@ def _find(options: EngineOptions, progress: Progress) -> tuple[Path, Task]:
 
 
 def serve(link: BlockingLink, *, own_process: bool = True) -> int:
-    """Runs a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed.
+    """Run a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed.
 
     own_process: there is nothing else in this process: set its logging up by the options, and keep what was
     loaded out of the collector's sight.
@@ -147,17 +124,17 @@ def _run(link: BlockingLink, options: EngineOptions, rest: list[ToCore], *, own_
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     bind_core(options)
     progress("importing torch", 0.02)
-    engine, make_loop = start(options, progress)
+    engine = start_engine(options, progress)
     gc.collect()
     if own_process:
         # What was loaded lives to the end: the collector need not walk it at every full collection.
         gc.freeze()
     link.send(engine.ready)
-    core = make_loop(link)
+    loop = CoreLoop(link, engine)
     try:
         for message in rest:
-            core.handle(message)
-        core.run()
+            loop.handle(message)
+        loop.run()
     finally:
         engine.close()
 

@@ -1,9 +1,12 @@
-"""From options to a core that is ready to step: model, memory, buckets, scheduler, runner, recorder."""
+"""From options and a model's directory to an engine that is ready to step.
+
+One path for all tasks up to the weights; then the task decides what is made around the model.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,146 +16,120 @@ import torch
 from catenary.directories import NoHomeError, expanded, forbids_code, why_no_code
 from catenary.telemetry import get_logger
 from catenary.version import __version__
-from services.engine.bucketing import BucketPlan, Recorder
-from services.engine.core.constraints import NO_GRAMMARS, Grammars, open_grammars
+from services.engine.bucketing import BucketPlan
+from services.engine.core.constraints import open_grammars
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
-from services.engine.core.handover import Handover, open_handover
-from services.engine.core.profiler import Profiler
+from services.engine.core.generation import GeneratingEngine, ServingRecorder
+from services.engine.core.handover import open_handover
+from services.engine.core.loop import Profiler
+from services.engine.core.pooling import PoolingEngine
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.device import Device, DeviceError, ExecutionMode
-from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
+from services.engine.graphs import CodeCache, Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.memory import InsufficientMemory, history_key
 from services.engine.model import (
     DirectoryFacts,
     ModelError,
+    Task,
     check_directory,
+    class_labels,
     default_cache_dir,
-    prepare_model,
     read_facts,
 )
 from services.engine.model.facts import why_not_longer
 from services.engine.model.hf_config import check_weights_fit
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
+from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.options import EngineOptions
 from services.engine.runner import KvLayout, Runner
-from services.engine.scheduler import Finished, Outcome, Scheduler, SchedulerConfig, Scored, StepPlan
+from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.tracing import EventFile, StepTracer
 
 log = get_logger(__name__)
 
-
-class ServingRecorder:
-    """Records into a file, or nothing without one.
-
-    Steps overlap: one waits for the step before it. So a step's time counts from its launch, or from the end
-    of the step before if that was later.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        """Raises ValueError if the file cannot be written."""
-        self._recorder = None if path is None else Recorder(path)
-        self._launches: dict[int, float] = {}
-        self._ended = 0.0
-
-    def launched(self, number: int) -> None:
-        """Notes that a step was launched."""
-        if self._recorder is not None:
-            self._launches[number] = time.perf_counter()
-
-    def ended(self, number: int, plan: StepPlan, *, whole: bool) -> None:
-        """Notes that a step ended. `whole`: it computed what was planned, and nothing else ran beside it."""
-        if self._recorder is None:
-            return
-        now = time.perf_counter()
-        begun = max(self._launches.pop(number), self._ended)
-        self._ended = now
-        if whole:
-            self._recorder.step(plan.bucket_prefill, plan.bucket_decode, now - begun)
-
-    def outcomes(self, outcomes: Iterable[Outcome | Scored]) -> None:
-        """Notes the lengths of the sequences that ended with these outcomes of a step."""
-        if self._recorder is None:
-            return
-        for outcome in outcomes:
-            if isinstance(outcome, Finished):
-                sequence = outcome.sequence
-                self._recorder.sequence(sequence.prompt_len, sequence.num_generated_tokens)
-
-    def idle(self) -> None:
-        """Writes what is buffered, while nothing waits for it."""
-        if self._recorder is not None:
-            self._recorder.flush()
-
-
 Progress = Callable[[str, float | None], None]
 
-# A model whose config names no limit is given this much context unless the operator says otherwise.
+# Context of a model whose config names no limit, unless the operator gives one.
 _DEFAULT_CONTEXT = 4096
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A core that is ready to step."""
+def open_engine(
+    options: EngineOptions, directory: Path, task: Task, progress: Progress, device: Device | None = None
+) -> GeneratingEngine | PoolingEngine:
+    """Load a checked directory's model, onto the device of the options unless one is given.
 
-    model: PagedModel
-    scheduler: Scheduler
-    runner: Runner
-    graphs: Graphs
-    background: BackgroundWarmUp | None
-    device: Device
-    tracer: StepTracer
-    profiler: Profiler
-    recorder: ServingRecorder
-    max_beam_width: int
-    async_stepping: bool
-    ready: CoreReady
-    code: CodeCache | None
-    handover: Handover
-    grammars: Grammars = NO_GRAMMARS
-
-    def close(self) -> None:
-        """Waits for the device; completes the trace and the recording; keeps what was compiled."""
-        self.handover.close()
-        self.device.close()
-        self.grammars.close()
-        self.recorder.idle()
-        self.tracer.close()
-        if self.code is not None:
-            self.code.seal()
-            self.code.close()
-
-
-def start_engine(options: EngineOptions, progress: Progress, device: Device | None = None) -> Engine:
-    """Loads everything, onto the device of the options unless one is given. Raises StartError."""
+    Raises StartError.
+    """
+    generates = task is Task.GENERATE
+    if not generates and options.role != "both":
+        raise StartError(
+            f"role {options.role} is for models that generate, and this one is served to {task.value}"
+        )
+    # Documents run eagerly: nothing is captured or compiled for them.
+    options = options.model_copy(update={"model": str(directory)} if generates else {"compile": False})
     try:
         device = device or device_of(options)
-        return _start(options, progress, device)
+        progress("reading the model's files", 0.1)
+        config = check_directory(directory)
+        source = _Source(options, directory, config, read_facts(directory, config), device, progress)
+        return _open_generating(source) if generates else _open_pooling(source, task)
     except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
     except Exception as error:
         if device is None or not device.out_of_memory(error):
             raise
-        raise StartError(
-            f"the device's memory is full ({device.memory().free / _GIB:.2f} GiB are free) while "
-            "the engine starts: lower kv-cache-gib or gpu-memory-utilization, or choose a smaller model"
-        ) from error
+        raise StartError(_memory_is_full(device, generates=generates)) from error
 
 
-def _start(options: EngineOptions, progress: Progress, device: Device) -> Engine:
-    cache = expanded(options.cache_dir) if options.cache_dir else None
-    directory, config, facts = _find_model(options, cache, progress)
-    limit = _context_limit(options, facts, config)
+def _memory_is_full(device: Device, *, generates: bool) -> str:
+    if not generates:
+        return (
+            "the device's memory is full while the engine starts: lower max-model-len or "
+            "max-num-batched-tokens, or choose a smaller model"
+        )
+    return (
+        f"the device's memory is full ({device.memory().free / _GIB:.2f} GiB are free) while "
+        "the engine starts: lower kv-cache-gib or gpu-memory-utilization, or choose a smaller model"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model's files, not loaded yet, and the device that they go to."""
+
+    options: EngineOptions
+    directory: Path
+    config: Mapping[str, Any]
+    facts: DirectoryFacts
+    device: Device
+    progress: Progress
+
+    def begin_loading(self) -> None:
+        """Check that the weights fit, and show the progress of loading them."""
+        check_weights_fit(self.directory, self.config, self.options.dtype, self.device)
+        self.progress("loading weights", 0.3)
+        self.device.tell = lambda text: self.progress(text, 0.3)
+
+    def profiler(self, tracer: StepTracer) -> Profiler:
+        """Return the profiler of the steps that `tracer` traces."""
+        return Profiler(tracer, max_events=self.options.profile_max_events, device=self.device.profile)
+
+
+def _open_generating(source: _Source) -> GeneratingEngine:
+    options, device, directory, facts = source.options, source.device, source.directory, source.facts
+    cache = expanded(options.cache_dir) if options.cache_dir else default_cache_dir()
+    if facts.ignored_sampling:
+        log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
+    limit = _context_limit(options, facts, source.config)
     recorder = ServingRecorder(expanded(options.record_lengths) if options.record_lengths else None)
-    device.adapt(config)
-    check_weights_fit(directory, config, options.dtype, device)
-    progress("loading weights", 0.3)
-    device.tell = lambda text: progress(text, 0.3)
+    device.adapt(source.config)
+    source.begin_loading()
     model = open_model(
         directory,
         device,
@@ -161,13 +138,13 @@ def _start(options: EngineOptions, progress: Progress, device: Device) -> Engine
         backend=options.model_backend,
     )
     block_size = options.block_size or device.default_block_size
-    code = _open_code_cache(block_size, device, model, directory, cache or default_cache_dir())
+    code = _open_code_cache(block_size, device, model, directory, cache)
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     grammars = open_grammars(options, directory, model.vocab_size, facts)
-    progress("planning memory", 0.7)
-    tracer = open_tracer(options.trace_steps, options.profile_steps)
+    source.progress("planning memory", 0.7)
+    tracer = _open_tracer(options.trace_steps, options.profile_steps)
     make_runner = _runner_maker(options, block_size, model, device, tracer)
-    sizing = size_engine(options, block_size, device, model, limit, cache or default_cache_dir(), make_runner)
+    sizing = size_engine(options, block_size, device, model, limit, cache, make_runner)
     kv, buckets = sizing.kv, sizing.buckets
     device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
     kind = warm_up_kind(options, device)
@@ -175,12 +152,12 @@ def _start(options: EngineOptions, progress: Progress, device: Device) -> Engine
     runner = make_runner(kv.num_blocks, graphs, buckets)
 
     def warming(done: int, total: int) -> None:
-        progress(f"warming up, {done} of {total} shapes", 0.8 + 0.2 * done / max(1, total))
+        source.progress(f"warming up, {done} of {total} shapes", 0.8 + 0.2 * done / max(1, total))
 
-    progress("warming up", 0.8)
+    source.progress("warming up", 0.8)
     background = warm_up(kind, options, device, graphs, runner, sizing, code, warming)
     scheduler = _make_scheduler(options, sizing)
-    return Engine(
+    return GeneratingEngine(
         model=model,
         scheduler=scheduler,
         runner=runner,
@@ -188,14 +165,92 @@ def _start(options: EngineOptions, progress: Progress, device: Device) -> Engine
         background=background,
         device=device,
         tracer=tracer,
-        profiler=Profiler(tracer, max_events=options.profile_max_events, device=device.profile),
+        profiler=source.profiler(tracer),
         recorder=recorder,
         max_beam_width=options.max_beam_width,
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, sizing, device.notes),
         code=code,
-        handover=open_handover(options, sizing, model, directory, config, scheduler, runner.copies),
+        handover=open_handover(options, sizing, model, directory, source.config, scheduler, runner.copies),
         grammars=grammars,
+    )
+
+
+def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
+    options, device = source.options, source.device
+    source.begin_loading()
+    embedder = open_embedder(
+        source.directory,
+        device,
+        task=task,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_tokens=options.max_num_batched_tokens,
+        backend=options.model_backend,
+    )
+    dimensions = Dimensions()
+    if task is Task.EMBED:
+        dimensions = read_dimensions(source.config, options.embedding_dimensions, embedder.dim)
+    device.expect_shapes(len(embedder.shapes.all()))
+    to_warm = _warm_up_pooling(warm_up_kind(options, device), embedder, device, source.progress)
+    tracer = _open_tracer(options.trace_steps, options.profile_steps)
+    return PoolingEngine(
+        embedder=embedder,
+        device=device,
+        tracer=tracer,
+        profiler=source.profiler(tracer),
+        priority_ageing=options.priority_ageing_steps,
+        to_warm=deque(to_warm),
+        shapes_to_warm=len(to_warm),
+        ready=CoreReady(
+            _pooling_facts(source, task, embedder, dimensions),
+            _pooling_capacity(options, embedder),
+            notes=list(device.notes),
+        ),
+    )
+
+
+def _warm_up_pooling(
+    kind: WarmUpKind, embedder: Embedder, device: Device, progress: Progress
+) -> list[tuple[int, int]]:
+    """Run the shapes that are due before serving; return those that are left for later."""
+    shapes = list(embedder.shapes.all())
+    now, later = shapes, list[tuple[int, int]]()
+    if kind is not WarmUpKind.FULL:
+        # What fails does so before a request comes: the longest document is the largest forward.
+        now = [shapes[0], shapes[-1]]
+        later = [shape for shape in shapes if shape not in now] if kind is WarmUpKind.BACKGROUND else []
+    with device.warming(embedder.modules):
+        for done, (rows, length) in enumerate(now):
+            progress(f"warming up, {done} of {len(now)} shapes", 0.8 + 0.2 * done / len(now))
+            embedder.rehearse(rows, length)
+    return later
+
+
+def _pooling_facts(source: _Source, task: Task, embedder: Embedder, dimensions: Dimensions) -> ModelFacts:
+    return ModelFacts(
+        max_model_len=embedder.max_length,
+        vocab_size=embedder.vocab_size,
+        eos_token_ids=list(source.facts.eos_token_ids),
+        dtype=str(embedder.dtype).removeprefix("torch."),
+        tokenizer_sha256=source.facts.tokenizer_sha256,
+        task=task.value,
+        embedding_width=embedder.dim if task is Task.EMBED else 0,
+        embedding_dimensions=list(dimensions.widths),
+        any_dimensions=dimensions.any,
+        labels=list(class_labels(source.config)) if task is Task.CLASSIFY else [],
+    )
+
+
+def _pooling_capacity(options: EngineOptions, embedder: Embedder) -> CapacityFacts:
+    """Return the capacity, with the tokens of the largest forward in place of KV, which there is not."""
+    shapes = embedder.shapes
+    return CapacityFacts(
+        block_size=1,
+        total_blocks=shapes.most_tokens,
+        max_running=max(rows for rows, _ in shapes.all()),
+        max_waiting=options.max_waiting,
+        max_batched_tokens=shapes.most_tokens,
     )
 
 
@@ -216,23 +271,6 @@ def _runner_maker(
         )
 
     return make_runner
-
-
-def _find_model(
-    options: EngineOptions, cache: Path | None, progress: Progress
-) -> tuple[Path, Mapping[str, Any], DirectoryFacts]:
-    progress("reading the model's files", 0.1)
-    directory = prepare_model(
-        options.model,
-        cache_dir=cache,
-        progress=lambda line: progress(line, None),
-        convert_s=options.convert_timeout_s,
-    )
-    config = check_directory(directory)
-    facts = read_facts(directory, config)
-    if facts.ignored_sampling:
-        log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
-    return directory, config, facts
 
 
 def _context_limit(options: EngineOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:
@@ -300,7 +338,7 @@ def _open_code_cache(
     return code
 
 
-def open_tracer(path: Path | None, steps: str | None) -> StepTracer:
+def _open_tracer(path: Path | None, steps: str | None) -> StepTracer:
     """The tracer of these options. Raises StartError if its file cannot be written."""
     if path is None:
         return StepTracer()

@@ -24,7 +24,6 @@ from services.engine.graphs import (
     shapes_in_order,
     split_long,
 )
-from services.engine.link import GraphLoad, PhaseLoad
 from services.engine.options import EngineOptions
 from services.engine.runner import Runner
 
@@ -86,20 +85,6 @@ def warm_up(
     if kind is WarmUpKind.BACKGROUND:
         return BackgroundWarmUp(_warm_up(options, device, graphs, runner, sizing, code))
     return None
-
-
-def graph_load(graphs: Graphs, background: BackgroundWarmUp | None, device: Device) -> GraphLoad:
-    """The figures of the servicer's metrics."""
-    prefill, decode = graphs.padding.prefill, graphs.padding.decode
-    return GraphLoad(
-        captured=graphs.captured_count,
-        first_seen=graphs.first_seen,
-        warm=background.done if background else 0,
-        to_warm=background.total if background else 0,
-        prefill=PhaseLoad(prefill.tokens, prefill.padding_tokens, prefill.blocks, prefill.padding_blocks),
-        decode=PhaseLoad(decode.tokens, decode.padding_tokens, decode.blocks, decode.padding_blocks),
-        device=device.counters(),
-    )
 
 
 def _warm_up(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.device import ExecutionMode, sim
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.graphs import Phase

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.profiler import Profiler
+from services.engine.core.loop import Profiler
 from services.engine.link import CancelProfile, ProfileEnd, ProfilePart, StartProfile
 from services.engine.tracing import Event, EventBuffer, EventFile, StepTracer, trace_parts
 

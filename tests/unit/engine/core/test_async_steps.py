@@ -91,7 +91,7 @@ def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> N
         plans.append(plan)
         return launch(plan, masked=masked)
 
-    core.loop._runner.launch = noting  # type: ignore[method-assign]
+    core.work._runner.launch = noting  # type: ignore[method-assign]
     key = core.submit([5, 6, 7], max_tokens=6)
     core.run()
     rows = [row for plan in plans for row in plan.decodes]
@@ -106,9 +106,9 @@ def test_a_plan_overlaps_the_forward_before_it(directory: Path, tmp_path: Path) 
     core = LocalCore(tiny_options(directory, trace_steps=str(trace)))
     begun = [threading.Event() for _ in range(20)]
     planned = [threading.Event() for _ in range(20)]
-    loop: Any = core.loop
+    work: Any = core.work
     executor: Any = core.engine.runner._executor
-    forward, begin = executor.forward, loop._begin
+    forward, begin = executor.forward, work._begin
     forwards, turns = iter(range(1, 20)), iter(range(1, 20))
 
     def slow(inputs: Any) -> Any:
@@ -120,13 +120,13 @@ def test_a_plan_overlaps_the_forward_before_it(directory: Path, tmp_path: Path) 
 
     def begin_beside_a_forward() -> Any:
         step = next(turns)
-        assert step == 1 or not loop.busy or begun[step - 1].wait(WAIT_S)
+        assert step == 1 or not work.busy or begun[step - 1].wait(WAIT_S)
         result = begin()
         planned[step].set()
         return result
 
     executor.forward = slow
-    loop._begin = begin_beside_a_forward
+    work._begin = begin_beside_a_forward
     core.submit([5, 6, 7], max_tokens=8)
     core.run()
     core.engine.close()

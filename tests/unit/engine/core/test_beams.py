@@ -89,7 +89,7 @@ def test_beams_are_those_of_transformers(directory: Path, expected: list[Any]) -
     for key, case, found in zip(search_all(core), CASES, expected, strict=True):
         check_beams(core, key, found, stops=case[2])
     assert core.engine.scheduler.load().used_blocks == 0
-    assert core.loop._beams._live == {}
+    assert core.work._beams._live == {}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_searches_that_give_way_find_the_same(directory: Path, expected: list[An
     keys = [submit(core, case) for case in CASES]
     forced = 0
     for turn in range(2000):
-        if not core.loop.busy:
+        if not core.loop.work.busy:
             break
         core.turn()
         running = [one for one in scheduler._running.by_order if len(one.group.active) > 1]

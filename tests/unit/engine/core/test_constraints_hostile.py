@@ -78,7 +78,7 @@ def beside(core: LocalCore, constraint: ConstraintOptions | None) -> tuple[Any, 
         key = core.submit(byte_ids("h"), constraint=constraint, max_tokens=60, temperature=1.0)
     free = core.submit(byte_ids("n"), max_tokens=20)
     deadline = time.monotonic() + WAIT_S
-    while core.loop.busy:
+    while core.loop.work.busy:
         assert time.monotonic() < deadline
         core.turn()
     return None if key is None else core.outputs[key], core.outputs[free].token_ids
@@ -88,7 +88,7 @@ def test_it_is_refused_and_a_neighbour_goes_on(core: LocalCore) -> None:
     _, expected = beside(core, None)
     for name, constraint in REFUSED.items():
         key = core.submit(byte_ids("h"), constraint=constraint)
-        while core.loop.busy:
+        while core.loop.work.busy:
             core.turn()
         assert ended(core.outputs[key]) == "error:constraint", name
         output, tokens = beside(core, constraint)

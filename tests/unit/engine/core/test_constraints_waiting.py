@@ -69,7 +69,7 @@ class Held:
 def settle(core: LocalCore) -> None:
     """Turns until nothing waits or runs."""
     deadline = time.monotonic() + WAIT_S
-    while core.loop.busy:
+    while core.loop.work.busy:
         assert time.monotonic() < deadline
         core.turn()
 
@@ -147,8 +147,8 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     beside = core.submit(byte_ids("n"), **options)
     for _ in range(4):
         core.turn()
-    loop: Any = core.loop
-    restriction = loop._constrained._constraints._restrictions[broken]
+    work: Any = core.work
+    restriction = work._constrained._constraints._restrictions[broken]
     if way == "fill":
         # A token that may not follow: the matcher is in its error state from now on.
         restriction.matcher.accept([byte_ids("!")[0]])
@@ -160,14 +160,14 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     assert (end.reason, end.error_code) == (FinishReason.ERROR, CoreErrorCode.INVALID_ARGUMENT)
     assert end.error_param == "constraint"
     assert core.outputs[beside].token_ids == core.outputs[expected].token_ids
-    assert not loop._constrained._constraints._restrictions
+    assert not work._constrained._constraints._restrictions
 
 
 def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: Path) -> None:
     trace = tmp_path / "steps.json"
     core = LocalCore(tiny_options(directory, trace_steps=str(trace)))
     model: Any = core.engine.model
-    constrained: Any = core.loop._constrained
+    constrained: Any = core.work._constrained
     restrict = constrained.restrict
     begun, filled = threading.Semaphore(0), threading.Semaphore(0)
 

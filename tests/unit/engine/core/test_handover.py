@@ -260,7 +260,7 @@ def test_a_busy_engine_gives_many_chunks_between_two_steps(cores: HandoverCores)
     while len(book._reads) < 8:
         assert time.monotonic() < deadline
     prefill.turn()
-    while decode.loop.busy:
+    while decode.loop.work.busy:
         assert time.monotonic() < deadline
         decode.turn()
     assert decode.outputs[key].token_ids == alone(cores, PROMPT).token_ids

@@ -77,7 +77,7 @@ def computed_after(
     before = faults(decode)
     key = decode.submit(PROMPT, kv_offer=offer, cache_salt=salt)
     deadline = time.monotonic() + LIMIT_S
-    while decode.loop.busy:
+    while decode.loop.work.busy:
         assert time.monotonic() < deadline
         prefill.turn()
         decode.turn()
@@ -183,7 +183,7 @@ def test_an_offer_that_was_fetched_withdrawn_or_given_up(
 ) -> None:
     offer = offer_of(prefill, PROMPT, cache_salt="once")
     key = decode.submit(PROMPT, kv_offer=offer, cache_salt="once")
-    while decode.loop.busy or prefill.engine.scheduler.kept.tables():
+    while decode.loop.work.busy or prefill.engine.scheduler.kept.tables():
         prefill.turn()
         decode.turn()
     assert decode.outputs[key].token_ids == wanted
@@ -272,7 +272,7 @@ def test_sequences_that_run_take_the_blocks_of_one_that_waits(
     while any(decode.outputs[one].end is None for one in others):
         decode.turn()
     FaultyConnector.hold.set()
-    while decode.loop.busy:
+    while decode.loop.work.busy:
         prefill.turn()
         decode.turn()
     assert decode.outputs[key].token_ids == wanted

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core.kv_news import KvNews, net_changes
+from services.engine.core.outputs import KvNews, net_changes
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
 from services.engine.servicer import Core, KvBoard, KvOutbox

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.model.facts import why_not_longer
 from tests.support.moved import Moved, moved
 from tests.support.torch_engine import save_tiny_model, tiny_options

@@ -124,7 +124,7 @@ def test_what_cannot_run_is_refused_and_the_rest_goes_on(directory: Path) -> Non
 def poison(core: LocalCore, call: int) -> None:
     """Makes the model's `call`-th decode from now give NaN in its first row, and write it to the KV."""
     calls = iter(range(1000))
-    phases: Any = core.loop._runner._phases
+    phases: Any = core.work._runner._phases
     decode = phases.decode
 
     def poisoned(*tensors: torch.Tensor) -> None:
@@ -178,7 +178,7 @@ def breaking_core(kind: str, directory: Path) -> LocalCore:
 
 def planned(core: LocalCore) -> list[int]:
     """Keys of the sequences whose prompts the step in flight computes."""
-    step = core.loop._in_flight
+    step = core.work._in_flight
     return [chunk.sequence.key for chunk in step.plan.prefills] if step else []
 
 
@@ -230,7 +230,7 @@ def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
 
 
 def fail_times(core: LocalCore, count: int) -> None:
-    executor: Any = core.loop._runner._executor
+    executor: Any = core.work._runner._executor
     forward = executor.forward
     left = [count]
 

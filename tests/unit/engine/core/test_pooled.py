@@ -13,13 +13,12 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from services.engine.core.errors import CoreFailure, StartError
-from services.engine.core.pooled import start_pooled
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.link import AbortSequences
 from services.engine.model import ModelError, Task, class_labels, find_task, read_config
 from tests.support.encoders import ENCODERS, save_cross_encoder, save_decoder_classifier, save_encoder
-from tests.support.pooled_core import LocalPooledCore, document, unpack
-from tests.support.torch_engine import save_tiny_model, tiny_options
+from tests.support.pooled_core import LocalPooledCore, document, open_pooling, unpack
+from tests.support.torch_engine import save_tiny_model
 
 TOLERANCE = 1e-5
 # A batch's matrix products have other shapes than a single document's, and the library that computes them
@@ -58,7 +57,7 @@ def test_vectors_of_an_encoder(tmp_path: Path) -> None:
     close([core.vectors([ids])[0] for ids in batch], together, NEIGHBOURS)
     ready = core.engine.ready
     assert (ready.model.task, ready.model.embedding_width, ready.model.max_model_len) == ("embed", 48, 320)
-    assert not core.loop.busy
+    assert not core.loop.work.busy
 
 
 def test_the_last_token_of_a_chat_model(tmp_path: Path) -> None:
@@ -322,16 +321,14 @@ def test_warm_up_meets_every_shape(tmp_path: Path) -> None:
     save_encoder("bert", tmp_path)
     core = LocalPooledCore(tmp_path, warmup="background")
     shapes = core.engine.shapes_to_warm
-    while core.loop._warm_up():
+    while core.loop.warm_up():
         pass
     core.vectors(documents())
     core.loop.handle(document(1, [5]))
     core.run()
     graphs = core.link.sent[-1].load.graphs
     assert (graphs.warm, graphs.to_warm, graphs.first_seen) == (shapes, shapes, 0)
-    full = start_pooled(
-        tiny_options(tmp_path, warmup="full"), tmp_path, Task.EMBED, lambda activity, fraction: None
-    )
+    full = open_pooling(tmp_path, warmup="full")
     assert full.device.shapes.first_seen == len(full.embedder.shapes.all())
     assert not full.to_warm
 

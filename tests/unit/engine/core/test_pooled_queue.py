@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core.documents import Document, DocumentQueue
+from services.engine.core.pooling import Document, DocumentQueue
 from services.engine.model.pooling import EmbedShapes
 
 SHAPES = EmbedShapes(100, 128)

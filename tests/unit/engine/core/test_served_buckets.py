@@ -16,7 +16,7 @@ from services.engine.bucketing import (
     read_bucket_file,
 )
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.learning import Budget, Workload, fitted_times, learn_for, read_recording
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 

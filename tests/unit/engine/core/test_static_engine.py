@@ -84,7 +84,7 @@ def serve(core: LocalCore, seed: int = 3, count: int = REQUESTS) -> dict[int, Ou
     """Runs requests that come a few at a time."""
     rng = random.Random(seed)
     left = count
-    while left or core.loop.busy:
+    while left or core.loop.work.busy:
         for _ in range(min(left, rng.randrange(4))):
             tokens, options = request(rng)
             core.submit(tokens, **options)

@@ -35,7 +35,7 @@ def start(directory: Path, cache: Path, device: Device | None, **options: Any) -
 
 
 def finish_warm_up(core: LocalCore) -> None:
-    while core.loop._warm_up():
+    while core.loop.warm_up():
         pass
 
 
@@ -68,11 +68,11 @@ def test_warm_up_beside_serving_takes_over_step_by_step(directory: Path, tmp_pat
     core.step()
     # Captures happen between the steps of a busy engine too.
     assert len(device.replays) > 0
-    graphs = core.loop._load().graphs
+    graphs = core.work.load().graphs
     assert 0 < graphs.warm < graphs.to_warm
     core.run()
     finish_warm_up(core)
-    graphs = core.loop._load().graphs
+    graphs = core.work.load().graphs
     assert graphs.warm == graphs.to_warm
     assert graphs.captured == len(device.replays)
     seen, eager = core.engine.graphs.first_seen, device.eager
@@ -138,7 +138,7 @@ def test_after_a_full_warm_up_no_traffic_meets_a_new_shape(
     assert all(end is not None and end.reason is FinishReason.LENGTH for end in ends)
     assert core.engine.graphs.first_seen == 0
     assert "a shape that warm-up did not see" not in capsys.readouterr().out
-    figures = core.loop._load().graphs
+    figures = core.work.load().graphs
     assert figures.prefill.tokens > 100_000
     assert figures.prefill.padding_tokens > 0
     assert figures.decode.padding_blocks > 0

@@ -23,7 +23,7 @@ def profiled(core: LocalCore, steps: int, *, device_activities: bool = False) ->
     core.loop.handle(StartProfile(1, steps, 60.0, device_activities))
     for prompt in PROMPTS:
         core.submit(list(prompt), max_tokens=8)
-    while core.turn() is not None or core.loop.busy:
+    while core.turn() is not None or core.loop.work.busy:
         core.loop.send_profile()
     parts = [message for message in core.link.sent if isinstance(message, ProfilePart)]
     ends = [message for message in core.link.sent if isinstance(message, ProfileEnd)]

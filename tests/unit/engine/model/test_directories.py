@@ -20,8 +20,7 @@ import transformers
 from pydantic import ValidationError
 
 from services.engine.core.errors import StartError
-from services.engine.core.process import start
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.model import ModelError, UnknownModelError, prepare_model, read_config, read_facts
 from services.engine.model.prepare import main as prepare_main
 from services.engine.model.sources import reason_of, resolve_source
@@ -316,7 +315,7 @@ def test_a_path_below_the_home_of_an_unknown_user_is_refused(options: dict[str, 
         start_engine(tiny_options(directory, **options), lambda activity, fraction: None)
     if "cache_dir" in options:
         with pytest.raises(StartError, match=refused):
-            start(tiny_options(directory, **options), lambda activity, fraction: None)
+            start_engine(tiny_options(directory, **options), lambda activity, fraction: None)
 
 
 @pytest.mark.advisory("CVE-2026-7482")

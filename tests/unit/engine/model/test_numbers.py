@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.model import ModelError, prepare_model, read_config
 from services.engine.model.prepare import main as prepare_main
 from tests.support.torch_engine import save_tiny_model, tiny_options

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.device import CpuDevice, CpuSettings, DeviceError, ExecutionMode, Quantization
 from services.engine.device.cpu import device as cpu_device
 from services.engine.device.cpu.native import BuildError, open_library

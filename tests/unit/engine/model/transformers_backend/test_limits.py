@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from services.engine.core.errors import StartError
-from services.engine.core.startup import start_engine
+from services.engine.core.process import start_engine
 from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.opening import open_model

@@ -1,14 +1,29 @@
-"""Collects what one step gives to its sequences, as the columns of one message."""
+"""Messages after a step: the columns of its sequences, and the changes of the prefix cache."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from services.engine.domain import CoreErrorCode, FinishReason
-from services.engine.link import EndRow, HypothesisRow, OfferedKv, PromptColumns, StepColumns
-from services.engine.runner import TokenScore
-from services.engine.sampling import SampledToken
+from services.engine.kv import Cleared, KvEvent, KvEventLog, Stored
+from services.engine.link import (
+    EndRow,
+    HypothesisRow,
+    KvChanges,
+    KvContents,
+    OfferedKv,
+    PromptColumns,
+    StepColumns,
+)
 from services.engine.scheduler import Finished, Outcome, Sequence
+
+if TYPE_CHECKING:
+    # The scripted core takes `KvEventDelta` from here, and no torch.
+    from services.engine.runner import TokenScore
+    from services.engine.sampling import SampledToken
 
 
 class StepBuilder:
@@ -53,6 +68,30 @@ class StepBuilder:
         """Adds the end of a sequence that was refused or failed. The text is for the caller."""
         row = self._add_row(sequence.key)
         self._end(row, sequence, FinishReason.ERROR, code=code, message=message, param=param)
+
+    def add_document(
+        self,
+        key: int,
+        tokens: int,
+        reason: FinishReason,
+        *,
+        vector: bytes | None = None,
+        code: CoreErrorCode | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Add the end of a document that had `tokens` tokens: it has no other rows."""
+        self._columns.ends.append(
+            EndRow(
+                row=self._add_row(key),
+                reason=reason,
+                prompt_tokens=tokens,
+                cached_tokens=0,
+                completion_tokens=0,
+                error_code=code,
+                error_message=message,
+                vector=vector,
+            )
+        )
 
     def add_prompt_scores(self, sequence: Sequence, scores: tuple[TokenScore, ...]) -> None:
         """Adds scores of prompt tokens that follow those that the sequence had before."""
@@ -135,3 +174,65 @@ class StepBuilder:
                 kv_offer=offer,
             )
         )
+
+
+# Block hashes of one message: 1 MiB.
+_NAMES_A_PART: Final = 65_536
+
+
+class KvNews:
+    """Turns the events of a step into one message. It costs nothing until somebody follows.
+
+    The log keeps a bounded number of events. If a step made more, or another one waited long, what is there
+    is told anew.
+    """
+
+    def __init__(self, log: KvEventLog) -> None:
+        self._log = log
+        self._followed = False
+        # Number of the last event that was told, or covered by contents. None: contents are due.
+        self._told: int | None = None
+
+    def follow(self) -> None:
+        """Tell the contents with the next news, and from then on what changes."""
+        self._followed = True
+        self._told = None
+
+    def due(self) -> Iterator[KvContents | KvChanges]:
+        """The messages that are to be sent now, if any: after each step."""
+        if not self._followed or (self._told is not None and not len(self._log)):
+            return
+        events = self._log.drain()
+        if self._told is None or (events and events[0].sequence_number != self._told + 1):
+            yield from self._contents()
+        elif (changes := net_changes(events)) is not None:
+            yield changes
+        self._told = self._log.number
+
+    def _contents(self) -> Iterator[KvContents]:
+        names = self._log.names()
+        for start in range(0, len(names) or 1, _NAMES_A_PART):
+            part = names[start : start + _NAMES_A_PART]
+            yield KvContents(b"".join(part), start == 0, start + _NAMES_A_PART >= len(names))
+
+
+def net_changes(events: list[KvEvent]) -> KvChanges | None:
+    """What these events come to; None if to nothing. A block that was stored and given up again is not named.
+
+    Events of one name take turns, so two that follow each other cancel out.
+    """
+    cleared = False
+    net: dict[bytes, bool] = {}
+    for event in events:
+        if isinstance(event, Cleared):
+            cleared = True
+            net.clear()
+        elif net.pop(event.block_hash, None) is None:
+            net[event.block_hash] = isinstance(event, Stored)
+    if not net and not cleared:
+        return None
+    return KvChanges(
+        cleared,
+        removed=b"".join([name for name, stored in net.items() if not stored]),
+        stored=b"".join([name for name, stored in net.items() if stored]),
+    )
