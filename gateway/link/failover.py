@@ -1,4 +1,4 @@
-"""All routers as one: sequences are spread over them, and outlive each of them and each engine."""
+"""All routers as one session: sequences are spread over them, and resumed if a router or engine is lost."""
 
 from __future__ import annotations
 
@@ -34,30 +34,33 @@ _log = get_logger(__name__)
 
 
 class Place(Protocol):
-    """A router that can be given sequences."""
+    """A router that takes sequences."""
 
     @property
     def address(self) -> str:
-        """The same in every gateway."""
+        """Return its address, which is the same in every gateway."""
 
     @property
     def live(self) -> int:
-        """Sequences of this gateway that it has."""
+        """Return the number of this gateway's sequences that it has."""
 
 
 P = TypeVar("P", bound=Place)
 
 
 def rendezvous(tenant: str, places: Sequence[P]) -> P:
-    """The place that has the whole of a tenant, whichever gateway asks: a router is fair among those whose
-    requests it sees. If it leaves, its tenants are spread over the others, and no other tenant moves
-    (rendezvous hashing: the highest digest of tenant and address)."""
+    """Choose the router that has all sequences of a tenant, in every gateway: the one with the highest digest
+    of tenant and address (rendezvous hashing).
+
+    A router is fair among the tenants whose requests it sees. If it leaves, its tenants are spread over the
+    other routers, and no other tenant moves."""
     return max(places, key=lambda place: _digest(tenant, place.address))
 
 
 def least_busy(places: Sequence[P], turn: int) -> P:
-    """The place that has the fewest sequences of this gateway: where requests without a tenant
-    go. Equals take turns by `turn`, a number that rises."""
+    """Choose the router that has the fewest sequences of this gateway, for a request without a tenant.
+
+    `turn`: a number that rises, by which equals take turns."""
     first = turn % len(places)
     return min((*places[first:], *places[:first]), key=lambda place: place.live)
 
@@ -70,22 +73,22 @@ Models = Mapping[str, router_pb2.ServedModel]
 
 
 class ServedModels:
-    """The models that the routers serve together. One that has gone is awaited for `wait_s`, since its
-    engines or its router may come back."""
+    """The models that the routers serve together. One that is served no longer is awaited for `wait_s`, since
+    its engines or its router may come back."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._serving: Models = {}
-        # Those that were served a moment ago, until when they are waited for.
+        # Models that were served a moment ago, with the time until which they are awaited.
         self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
 
     def awaits(self, model: str, now: float) -> bool:
-        """Whether a model without a serving engine was served a moment ago."""
+        """Return whether a model without a serving engine was served a moment ago."""
         awaited = self._awaited.get(model)
         return awaited is not None and now < awaited[0]
 
     def update(self, routers: Sequence[Models], now: float) -> list[router_pb2.ServedModel]:
-        """Take over what each router tells now. Returns all models, awaited ones too: see `merged`."""
+        """Take the models of each router. Return all models, awaited ones too: see `merged`."""
         until = now + self._wait_s
         self._awaited |= {name: (until, model) for name, model in self._serving.items()}
         self._serving = {
@@ -102,11 +105,11 @@ class ServedModels:
 def merged(
     routers: Sequence[Models], awaited: Iterable[router_pb2.ServedModel] = ()
 ) -> list[router_pb2.ServedModel]:
-    """One entry for each model that a router tells of.
+    """Return one entry for each model of any router.
 
     Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
-    of the router that has most of the engines. The context is the shortest of any. A model of `awaited` that
-    no router tells of is listed without engines.
+    of the router that has most of the engines. The context is the shortest of all. A model of `awaited` that
+    no router has is listed without engines.
     """
     found: dict[str, list[router_pb2.ServedModel]] = {}
     for models in routers:
@@ -134,22 +137,9 @@ def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
     return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
 
 
-class Owner(Protocol):
-    """Decides what becomes of a sequence whose life ends."""
-
-    def ended(self, sequence: FailoverSequence, end: common_pb2.SequenceEnd) -> None:
-        """The end of a life: good, or a failure that another one may mend."""
-
-    def failed(self, sequence: FailoverSequence, failure: Failure) -> None:
-        """A life ended without an end."""
-
-    def unread(self, sequence: FailoverSequence) -> None:
-        """Its reader is too far behind."""
-
-
 class PromptGroup:
-    """Sequences with one prompt. `leader`: the one that computes it for the others, on the router where it
-    was submitted last; None before the first one."""
+    """Sequences with one prompt. `leader`: the one that computes it for the others, on the router that it was
+    submitted to last; None before the first one."""
 
     __slots__ = ("leader",)
 
@@ -158,7 +148,9 @@ class PromptGroup:
 
 
 class FailoverSequence:
-    """The receiver of a sequence's lives, one after another. Its owner changes the fields."""
+    """A sequence through all of its attempts: the router that has it, and its reader.
+
+    It receives the output of one attempt after another; the session changes its fields."""
 
     __slots__ = (
         "_owner",
@@ -182,9 +174,9 @@ class FailoverSequence:
         resumable: Resumable,
         group: PromptGroup,
         tenant: str,
-        owner: Owner,
+        owner: FailoverSession,
     ) -> None:
-        """`tenant`: what is kept on one router."""
+        """`tenant`: its sequences stay on one router."""
         self.handle = handle
         self.feed = feed
         self.resumable = resumable
@@ -193,7 +185,7 @@ class FailoverSequence:
         self._owner = owner
         self.session: RouterSession | None = None
         self.stream_handle = 0
-        # Whether this life began with the prompt alone, so that others can share it.
+        # Whether this attempt began with the prompt alone, so that others of the group can share it.
         self.placed_whole = False
         self.tried = False
         self.refused_by: RouterSession | None = None
@@ -202,7 +194,6 @@ class FailoverSequence:
     def extend(
         self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
     ) -> bool:
-        """See Receiver."""
         if prompt:
             prompt = prompt[self.resumable.record_prompt(len(prompt)) :]
         if not self.feed.extend(ids, logprobs, prompt):
@@ -211,27 +202,23 @@ class FailoverSequence:
         return True
 
     def ended(self, end: common_pb2.SequenceEnd) -> None:
-        """See Receiver."""
         self.session = None
         self._owner.ended(self, end)
 
     def refused(self, error: common_pb2.Error) -> None:
-        """See Receiver."""
         self.refused_by, self.session = self.session, None
         self._owner.failed(self, Failure.of_refusal(error))
 
     def lost(self) -> None:
-        """See Receiver."""
         self.session = None
         self._owner.failed(self, Failure.router_lost())
 
     def unread(self) -> None:
-        """See Receiver."""
         self.session = None
         self._owner.unread(self)
 
     def leave(self) -> None:
-        """Nothing more is wanted of it, from any router."""
+        """Leave its router, its group and its timer: no more output is wanted."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -248,10 +235,10 @@ OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
 
 
 class FailoverSession:
-    """Implements `Session` over one stream per router.
+    """A `Session` over one stream per router, and the `Listener` of these streams.
 
-    A sequence whose engine or router is lost is submitted again, with all that it has emitted; its reader
-    sees a pause. One that no router can take waits, for the policy's `wait_s`.
+    A sequence whose engine or router is lost is submitted again with all tokens that it has emitted; its
+    reader sees a pause. One that no router can take waits for `wait_s` of the policy.
     """
 
     def __init__(
@@ -270,16 +257,16 @@ class FailoverSession:
         max_outbound: int,
         look_up: LookUp = resolve,
     ) -> None:
-        """Nothing is dialled before `run`. Raises ValueError for what is not an address.
+        """Nothing is dialled before `run`. Raise ValueError for what is not an address.
 
         Args:
             addresses: of routers; a name may stand for several.
             dial: makes a channel to (address, name).
             instance_id: of this gateway.
             policy: bounds of failover.
-            on_models: told the models of all routers at each change.
-            on_resumed: told of each life that ended and is followed by another.
-            on_given_up: told of each sequence that failed for good although another life might have helped.
+            on_models: called with the models of all routers at each change.
+            on_resumed: called for each attempt that failed and is followed by another.
+            on_given_up: called for each sequence that failed, though another attempt might have succeeded.
             poisoned: requests that are refused at once, whichever router they would go to.
             connect_timeout_s: for a router to answer a new session.
             silence_s: without a word, after which a router is lost.
@@ -310,7 +297,7 @@ class FailoverSession:
         self._max_outbound = max_outbound
         self._handles = count(1)
         self._sequences: dict[int, FailoverSequence] = {}
-        # Those that no router can take now, in the order in which they began to wait.
+        # Sequences that no router can take now, in the order in which they began to wait.
         self._waiting: dict[int, FailoverSequence] = {}
         self._served = ServedModels(policy.wait_s)
 
@@ -325,12 +312,11 @@ class FailoverSession:
         return len(self._sequences)
 
     def awaits(self, model: str) -> bool:
-        """Whether a model without a serving engine was served a moment ago, perhaps by a router that is gone:
-        requests for it are taken, and wait."""
+        """Return whether a model without a serving engine was served a moment ago, perhaps by a lost router:
+        requests for it are accepted, and wait."""
         return self._served.awaits(model, asyncio.get_running_loop().time())
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
-        """See Session."""
         able = self._able(model)
         asked = [rendezvous(tenant, able)] if tenant and able else able
         refusals = [session.shed.refusal(model, priority_class, tenant) for session in asked]
@@ -341,8 +327,8 @@ class FailoverSession:
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:
-        """See Session. Raises ApiError: no router is there, nor was a moment ago (503), too much waits to be
-        sent (429), or it is known to kill engines (400)."""
+        """See Session. Raise ApiError: no router is connected or was a moment ago (503), too many sequences
+        wait to be sent (429), the request is poisoned (400)."""
         if not self.connected and not self.awaits(spec.model):
             raise unavailable(_UNREACHABLE)
         waiting = len(self._waiting) + sum(session.unsent for session in self.targets.all)
@@ -362,50 +348,46 @@ class FailoverSession:
         return sequence.handle
 
     def abort(self, handle: int) -> None:
-        """See Session."""
         if (sequence := self._sequences.get(handle)) is not None:
             self._forget(sequence)
 
     def rendezvous(self, tenant: str, model: str) -> RouterSession | None:
-        """The router that a tenant's next sequence goes to; None if there is none, or are several
-        and no tenant."""
+        """Return the router that a tenant's next sequence goes to; None without a router, or with several and
+        no tenant."""
         able = self._able(model)
         return self._choose(able, tenant, 0) if tenant or len(able) == 1 else None
 
     def greeted(self, session: RouterSession, router: str) -> bool:
-        """See Listener: a name may lead to one router by several addresses."""
+        """See Listener: several addresses of a name may lead to one router."""
         return all(other.router != router for other in self.targets.all if other is not session)
 
     def changed(self, session: RouterSession) -> None:
-        """See Listener."""
         connected = [one for one in self.targets.all if one.connected]
         if not session.connected:
             for other in self.targets.all:
                 other.hurry()
         models = self._served.update([one.models for one in connected], asyncio.get_running_loop().time())
         if connected:
-            # Else the last word stands: models do not cease to exist with the connection to a router.
+            # Without a router the last list stands: its models may come back.
             self._on_models(models)
         for sequence in list(self._waiting.values()):
             self._try(sequence)
 
     def ended(self, sequence: FailoverSequence, end: common_pb2.SequenceEnd) -> None:
-        """See Owner."""
+        """Take the end of an attempt: good, or a failure that another attempt may mend."""
         if end.reason in GOOD_ENDS:
             self._finish(sequence, end)
         else:
             self.failed(sequence, Failure.of_end(end))
 
     def failed(self, sequence: FailoverSequence, failure: Failure) -> None:
-        """See Owner."""
+        """Retry a sequence, end it with what it has, or end it with an error."""
         loop = asyncio.get_running_loop()
         verdict = sequence.resumable.after(failure, loop.time())
         if isinstance(verdict, Again):
             if not failure.refused:
                 self._on_resumed(verdict.cause)
-            _log.debug(
-                "sequence goes on elsewhere", request=sequence.resumable.request_id, cause=verdict.cause
-            )
+            _log.debug("sequence is retried", request=sequence.resumable.request_id, cause=verdict.cause)
             sequence.timer = loop.call_later(verdict.delay_s, self._place, sequence, verdict.until)
         elif isinstance(verdict, Finished):
             self._finish(sequence, verdict.end)
@@ -418,12 +400,12 @@ class FailoverSession:
             sequence.feed.finish(_failed(from_wire(verdict.error)))
 
     def unread(self, sequence: FailoverSequence) -> None:
-        """See Owner."""
+        """End a sequence whose reader is too far behind."""
         self._forget(sequence)
         sequence.feed.finish(_failed(timed_out("The client did not read its stream.", status=408)))
 
     def _place(self, sequence: FailoverSequence, until: float) -> None:
-        """Give it to a router; if none can take it, wait for one until then."""
+        """Submit a sequence to a router; if none can take it, wait for one until the loop's time `until`."""
         sequence.timer = None
         if self._try(sequence):
             return
@@ -466,7 +448,7 @@ class FailoverSession:
         return self._choose(others or able, sequence.tenant, sequence.handle)
 
     def _able(self, model: str) -> list[RouterSession]:
-        """Routers that take sequences: those that serve the model, else all."""
+        """Return the routers that take sequences: those that serve the model, else all."""
         able = [session for session in self.targets.all if session.connected and not session.draining]
         return [session for session in able if session.serves(model)] or able
 

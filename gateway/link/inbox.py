@@ -1,4 +1,4 @@
-"""Where the steps of a request's sequences wait for the request: bounded, merged, one wake-up for all."""
+"""Inboxes of requests: output of sequences, bounded and merged until it is read, one wake-up for all."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class FoundBeam:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """The end of a sequence as the engine told it. `error` is set instead of a good end.
+    """The end of a sequence. `error` is set instead of a good end.
 
     `stop_token`: the token that ended it; `beams`: of a beam search, best first; `vector`: little-endian
-    float32 of a document, empty for what generates."""
+    float32 of a pooled text, else empty."""
 
     reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
     stop_token: int | None = None
@@ -42,8 +42,7 @@ class SequenceEnded:
 
 
 class Batch(NamedTuple):
-    """The news of one sequence since the last look. `prompt`: log probabilities of further tokens of its
-    prompt."""
+    """Unread output of one sequence. `prompt`: log probabilities of further tokens of its prompt."""
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None
@@ -67,8 +66,8 @@ class SequenceFeed:
     def extend(
         self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
     ) -> bool:
-        """Add a step's tokens, and log probabilities of tokens of the prompt. False: the reader is too far
-        behind and the sequence should be given up."""
+        """Add a step's tokens, and log probabilities of prompt tokens. Return False if the reader is too far
+        behind: the sequence should be aborted."""
         if len(self._ids) + len(ids) > self._inbox.max_tokens:
             return False
         self._ids += ids
@@ -79,13 +78,13 @@ class SequenceFeed:
         return True
 
     def finish(self, end: SequenceEnded) -> None:
-        """Nothing follows."""
+        """Note the end of the sequence; only the first one counts."""
         if self._end is None:
             self._end = end
             self._inbox.mark(self)
 
     def take(self) -> Batch:
-        """What is unread, up to TAKE_TOKENS: a reader far behind must not keep the loop from others."""
+        """Take unread output, up to TAKE_TOKENS: a reader far behind must not block the loop for others."""
         prompt, self._prompt = self._prompt, []
         if len(self._ids) <= TAKE_TOKENS:
             ids, logprobs = self._ids, self._logprobs
@@ -101,19 +100,19 @@ class Inbox:
     """The feeds of one request."""
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: how many unread tokens a sequence may have."""
+        """`max_tokens`: most unread tokens of a sequence."""
         self.max_tokens = max_tokens
         self._ready: dict[int, SequenceFeed] = {}
-        # There is one wake-up for each token: an Event would double what it costs.
+        # There is one wake-up for each token, and an Event would double its cost.
         self._waiter: asyncio.Future[None] | None = None
         self._interrupt: Exception | None = None
 
     def feed(self, index: int) -> SequenceFeed:
-        """A feed for the request's choice `index`."""
+        """Return a feed for the request's choice `index`."""
         return SequenceFeed(self, index)
 
     def mark(self, feed: SequenceFeed) -> None:
-        """Something is unread in `feed`."""
+        """Note that `feed` has unread output."""
         self._ready[feed.index] = feed
         self._wake()
 
@@ -125,7 +124,7 @@ class Inbox:
     async def wait(self) -> list[SequenceFeed]:
         """Wait until something is unread, and return the feeds that have it, by index."""
         if self._ready or self._interrupt is not None:
-            # A backlog: without this, reading it would not let the loop do anything else.
+            # A backlog: reading it without a pause would block the loop.
             await asyncio.sleep(0)
         else:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -145,22 +144,21 @@ class Inbox:
 
 
 class Reader(Protocol):
-    """Takes the output of a sequence."""
+    """Receiver of a sequence's output."""
 
     def extend(
         self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
     ) -> bool:
-        """Add a step's tokens, and log probabilities of tokens of the prompt. False: the reader is too far
-        behind and the sequence should be given up."""
+        """See `SequenceFeed.extend`."""
 
 
 def deliver(
     step: common_pb2.StepOutput, lookup: Callable[[int], Reader | None]
 ) -> Iterator[tuple[int, common_pb2.SequenceEnd | None]]:
-    """Give each row to its reader. Rows of unknown handles are passed over: their abort is on its way.
+    """Give each row to its reader. Skip rows of unknown handles: their abort is on its way.
 
-    Yields (handle, end) for each sequence that is over: how it ended, or None if its reader is too far
-    behind. Raises MalformedStep before anything was delivered.
+    Yield (handle, end) for each sequence that is over: its end, or None if its reader is too far behind.
+    Raise MalformedStep before anything was delivered.
     """
     for row in split(step):
         reader = lookup(row.handle)
@@ -168,7 +166,8 @@ def deliver(
             continue
         logprobs = [] if row.logprobs is None else _logprobs(row.logprobs)
         prompt = () if row.prompt_logprobs is None else _logprobs(row.prompt_logprobs)
-        # An end alone is no answer yet: a stream that has begun can have no HTTP status for what follows.
+        # An end without tokens is not delivered as output: once an answer's stream has begun, an error can
+        # no longer be its HTTP status.
         if (row.token_ids or prompt) and not reader.extend(row.token_ids, logprobs, prompt):
             yield row.handle, None
         elif row.end is not None:
@@ -176,7 +175,7 @@ def deliver(
 
 
 def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
-    """An end as the request sees it."""
+    """Convert an end for the request."""
     cached = end.usage.cached_tokens
     if end.reason == common_pb2.FINISH_REASON_STOP:
         stop_token = end.stop_token_id if end.HasField("stop_token_id") else None
@@ -184,7 +183,7 @@ def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
     if end.reason == common_pb2.FINISH_REASON_LENGTH:
         return SequenceEnded(end.reason, None, cached, None, _beams(end))
     if end.reason == common_pb2.FINISH_REASON_ABORT:
-        # Aborts of our own are no longer looked up: this one was decided elsewhere.
+        # A sequence that this gateway aborts has no reader any more: the server decided this one.
         return SequenceEnded(end.reason, error=unavailable("The request was aborted by the server."))
     return SequenceEnded(end.reason, error=from_wire(end.error) if end.HasField("error") else internal())
 
@@ -210,20 +209,19 @@ def _logprobs(values: LogprobValues) -> list[TokenLogprob]:
 
 
 class Session(Protocol):
-    """Takes sequences and sees each through to its end, whatever engines and routers do meanwhile.
-    Implemented by `FailoverSession`; neither method waits."""
+    """Takes sequences and brings each to its end, whatever becomes of engines and routers; never waits."""
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
-        """Raises ApiError if such a sequence would be refused now: asking first saves the rendering."""
+        """Raise ApiError if such a sequence would be refused now: asking first saves the rendering."""
 
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:
-        """Send a sequence off; its output goes to `feed`. Returns its handle.
+        """Submit a sequence, whose output goes to `feed`. Return its handle. Raise ApiError.
 
         `spec` is kept. `same_prompt_as` is the handle of another sequence with the same prompt; the token ids
-        are then taken out of `spec`. Raises ApiError.
+        are then taken out of `spec`.
         """
 
     def abort(self, handle: int) -> None:
-        """Give a sequence up. Its output is not looked at any more. Idempotent."""
+        """Abort a sequence, whose output is wanted no more. Idempotent."""

@@ -1,4 +1,4 @@
-"""The multiplexed stream to one router: connected for life, connected again whenever it breaks."""
+"""The multiplexed stream to one router, which is opened again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LOOKS = 4
 
 
 class Silence:
-    """Measures how long nothing was heard. A time in which this process itself stood still does not count:
-    what came meanwhile is not read yet."""
+    """Measures how long the peer has sent nothing. Time in which this process itself stood still does not
+    count: what came meanwhile is not read yet."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -33,11 +33,11 @@ class Silence:
         self._heard = self._loop.time()
 
     def heard(self) -> None:
-        """Something came."""
+        """Note a message of the peer."""
         self._heard = self._loop.time()
 
     async def wait(self) -> None:
-        """Return once nothing was heard for `limit_s` seconds."""
+        """Return once the peer has sent nothing for `limit_s` seconds."""
         look_s = self.limit_s / _LOOKS
         while (left := self._heard + self.limit_s - self._loop.time()) > 0:
             due = self._loop.time() + min(left, look_s)
@@ -46,7 +46,7 @@ class Silence:
                 self.heard()
 
 
-# More than any router of ours tells.
+# Bound on what a router may announce; ours announces fewer.
 MAX_ENTRIES = 1024
 _TEXT = "The server is full for requests of this kind. Try again later."
 
@@ -54,14 +54,16 @@ Key = tuple[str, int, str | None]
 
 
 class Shed:
-    """One router's last word. Each entry holds for its retry time at the most. `clock` in seconds."""
+    """Load shedding of one router: the sequences that it would refuse, as it announced last.
+
+    Each entry holds for its retry time at most. `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: dict[Key, tuple[common_pb2.ErrorCode.ValueType, float]] = {}
 
     def update(self, state: router_pb2.ShedState) -> None:
-        """It replaces what was said before."""
+        """Replace the entries."""
         now = self._clock()
         self._entries = {
             (entry.model, entry.priority_class, entry.tenant if entry.HasField("tenant") else None): (
@@ -72,13 +74,13 @@ class Shed:
         }
 
     def clear(self) -> None:
-        """Nothing is known of it any more."""
+        """Drop all entries."""
         self._entries = {}
 
     def refusal(
         self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str
     ) -> common_pb2.Error | None:
-        """Why such a sequence would be refused; None: it would not, as far as is known."""
+        """Return the error with which such a sequence would be refused; None if the router may accept it."""
         if not self._entries:
             return None
         now = self._clock()
@@ -97,7 +99,7 @@ class Shed:
 
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 3.0
-# Between two looks whether an address still leads to a router that another one leads to.
+# Until an address that led to the same router as another one is dialled again.
 _TWICE_PAUSE_S = 30.0
 # A router may be late with one heartbeat, and a network with another.
 _FEWEST_HEARTBEATS = 3
@@ -106,7 +108,7 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[router_pb2.SessionRequest, router_
 
 
 class LinkRefused(Exception):
-    """The router cannot be worked with: another schema, or no proper greeting. The text is for the log."""
+    """The router has another schema, or breaks the protocol. The text is for the log."""
 
 
 class _Twice(Exception):
@@ -114,37 +116,37 @@ class _Twice(Exception):
 
 
 class Receiver(Reader, Protocol):
-    """One life of a sequence on one router's stream: any number of `extend`, then one of these."""
+    """Receives one attempt of a sequence on a router's stream: any number of `extend`, then one of these."""
 
     def ended(self, end: common_pb2.SequenceEnd) -> None:
-        """It ended, well or not."""
+        """Take the end, good or not."""
 
     def refused(self, error: common_pb2.Error) -> None:
-        """It was not accepted."""
+        """Take the router's refusal."""
 
     def lost(self) -> None:
-        """The stream broke."""
+        """Take the loss of the stream."""
 
     def unread(self) -> None:
-        """It was given up for its reader, as `extend` has asked for."""
+        """Take the abort that followed an `extend` that returned False."""
 
 
 class Listener(Protocol):
-    """Receives the news of a router."""
+    """Receives the state of routers."""
 
     def greeted(self, session: RouterSession, router: str) -> bool:
-        """A router has greeted, `router` being its instance. False if another session has it."""
+        """Take the instance id of a router that has greeted. Return False if another session has it."""
 
     def changed(self, session: RouterSession) -> None:
-        """It is connected, lost or draining now, or has told of other models."""
+        """Take a change: a router is connected, lost or draining, or serves other models."""
 
 
 class RouterSession:
     """Sequences of all requests on one stream.
 
-    `run` keeps the stream up; the other methods never wait. When the stream breaks, or the router is silent
-    for `silence_s` although it promised heartbeats, each sequence on it is lost: the router has aborted them
-    all, or does when it comes back."""
+    `run` keeps the stream up; the other methods never wait. When the stream breaks, or the router sends
+    nothing for `silence_s` although it promised heartbeats, all sequences on it are lost: the router has
+    aborted them, or does so when it comes back."""
 
     def __init__(
         self,
@@ -174,13 +176,13 @@ class RouterSession:
         self.connected = False
         """Whether the router has greeted and the stream is up."""
         self.draining = False
-        """Whether it has asked to be given nothing more."""
+        """Whether the router refuses new sequences."""
         self.router = ""
         """The router's instance, while it is connected."""
         self.models: dict[str, router_pb2.ServedModel] = {}
-        """Its last word on the models, by name; empty while it is not connected."""
+        """The models that it announced last, by name; empty while it is not connected."""
         self.shed = Shed(lambda: asyncio.get_running_loop().time())
-        """What it would refuse."""
+        """The sequences that it would refuse."""
 
     @property
     def live(self) -> int:
@@ -189,29 +191,29 @@ class RouterSession:
 
     @property
     def unsent(self) -> int:
-        """Those of them that wait to be sent."""
+        """Submits that wait to be sent."""
         return len(self._submits)
 
     def serves(self, model: str) -> bool:
-        """Whether engines of the router take sequences for a model, by its last word."""
+        """Return whether engines of the router serve a model, as it announced last."""
         served = self.models.get(model)
         return served is not None and served.serving_engines > 0
 
     def hurry(self) -> None:
-        """Do not wait any longer before the next try to connect."""
+        """End the pause before the next attempt to connect."""
         self._hurry.set()
 
     def submit(self, submit: common_pb2.Submit, receiver: Receiver) -> int:
-        """Send a sequence; its output goes to `receiver`. The session must be connected.
+        """Submit a sequence, whose output goes to `receiver`. The session must be connected.
 
-        Returns the handle, which is entered in `submit`."""
+        Return the handle, which is entered in `submit`."""
         submit.handle = next(self._handles)
         self._receivers[submit.handle] = receiver
         self._outbox.put(self._submits, router_pb2.SessionRequest(submit=submit), submit.handle)
         return submit.handle
 
     def abort(self, handle: int) -> None:
-        """Give a sequence up. Its receiver is told nothing more. Idempotent."""
+        """Abort a sequence. Its receiver is not called any more. Idempotent."""
         if self._receivers.pop(handle, None) is None:
             return
         if not self._submits.take_back(handle) and self.connected:
@@ -224,7 +226,7 @@ class RouterSession:
         while True:
             self._hurry.clear()
             try:
-                reason = await self._live_once()
+                reason = await self._run_once()
             except _Twice:
                 await self._pause(_TWICE_PAUSE_S)
                 continue
@@ -244,8 +246,8 @@ class RouterSession:
         except TimeoutError:
             pass
 
-    async def _live_once(self) -> str:
-        """Open the stream and stay on it until it breaks; why it did."""
+    async def _run_once(self) -> str:
+        """Open the stream and stay on it until it breaks; return the reason."""
         self._greeted = False
         call = self._stub.Session()
         writer: asyncio.Task[None] | None = None
@@ -297,7 +299,7 @@ class RouterSession:
                 return
 
     async def _listen(self, call: _Call, welcome: router_pb2.SessionWelcome) -> str:
-        """Read until the stream breaks or the router falls silent; which of them it was."""
+        """Read until the stream breaks or the router falls silent; return the reason."""
         if not welcome.heartbeat_ms:
             return await self._read(call, None)
         silence = Silence(max(self._silence_s, _FEWEST_HEARTBEATS * welcome.heartbeat_ms / 1000))
@@ -318,7 +320,7 @@ class RouterSession:
             kind = response.WhichOneof("payload")
             if kind == "step":
                 self._deliver(response.step)
-                # Sequences with news go first: to ask for the next message takes longer than they do.
+                # Let the readers run before the next read, which takes longer than they do.
                 await asyncio.sleep(0)
             elif kind == "models":
                 self.models = {model.info.name: model for model in response.models.models}
