@@ -1,4 +1,4 @@
-"""Which models are served, and which of them the gateway can decode."""
+"""The models that are served, and their vocabularies, without which the gateway cannot decode."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Fetch = Callable[[str], Awaitable[Vocabulary]]
 
 
 def tasks_of(info: common_pb2.ModelInfo) -> frozenset[int]:
-    """What a model is served for."""
+    """Return the tasks that a model is served for."""
     return frozenset(info.tasks or _GENERATE)
 
 
 def task_names(info: common_pb2.ModelInfo) -> list[str]:
-    """What a model is served for, as the API calls it."""
+    """Return the API's names of a model's tasks."""
     return [_NAMES[task] for task in sorted(tasks_of(info)) if task in _NAMES]
 
 
@@ -53,28 +53,28 @@ class Model:
     vocab_size: int
     vocabulary: Vocabulary
     info: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)
-    """What the router tells of it."""
+    """Its entry in the router's list."""
     alias: str = ""
     """The name by which it was asked for, if that is not its own."""
 
     @property
     def asked(self) -> str:
-        """The name by which it was asked for: answers have it."""
+        """The name by which it was asked for, which answers repeat."""
         return self.alias or self.name
 
     @property
     def tasks(self) -> frozenset[int]:
-        """What it is served for."""
+        """Tasks that it is served for."""
         return tasks_of(self.info)
 
     @property
     def traits(self) -> TokenizerTraits:
-        """What its tokenizer service tells of it."""
+        """Properties of its tokenizer."""
         return self.vocabulary.traits
 
 
 class ModelRegistry:
-    """The router's last word on the models, with the vocabulary of each."""
+    """The models that the routers listed last, with the vocabulary of each."""
 
     def __init__(
         self,
@@ -83,14 +83,13 @@ class ModelRegistry:
         is_awaited: Callable[[str], bool],
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """Knows nothing yet.
+        """Make an empty registry.
 
         Args:
-            fetch: gets the vocabulary of a model.
-            is_online: whether the routers' word is fresh, that is, a session is up.
-            is_awaited: whether requests for a model without a serving engine are to be taken all the same.
-            aliases: further names of models, and the name of each one's model. A served model's own name
-                comes before an alias.
+            fetch: fetches the vocabulary of a model.
+            is_online: whether the list is fresh, that is, a session with a router is up.
+            is_awaited: whether requests for a model without a serving engine are accepted nevertheless.
+            aliases: model names by alias. A served model's own name goes before an equal alias.
         """
         self._aliases = dict(aliases or {})
         self._fetch = fetch
@@ -102,15 +101,15 @@ class ModelRegistry:
 
     @property
     def served(self) -> list[router_pb2.ServedModel]:
-        """All models that the router knows, by name."""
+        """All models of the list, by name."""
         return [self._served[name] for name in sorted(self._served)]
 
     @property
     def names(self) -> list[tuple[str, router_pb2.ServedModel]]:
-        """Each name by which requests may ask for a model, with the model: aliases behind the model's own.
+        """Each name that requests may use, with its model: a model's own name, then its aliases.
 
-        A model whose tokenizer has not come yet is left out: clients take the first model of the list, and a
-        request to it would be refused."""
+        A model whose tokenizer is not loaded yet is left out: clients use the first model of the list, and
+        their requests would be refused."""
         found = []
         for model in self.served:
             if self._usable(model) is None:
@@ -123,30 +122,29 @@ class ModelRegistry:
         return found
 
     def update(self, models: Sequence[router_pb2.ServedModel]) -> None:
-        """Take the router's list."""
+        """Replace the list."""
         self._served = {model.info.name: model for model in models}
         self._changed.set()
 
     def info(self, name: str) -> router_pb2.ServedModel:
-        """A model by one of its names. Raises ApiError 404."""
+        """Return a model by one of its names. Raise ApiError 404."""
         found = self._find(name)
         if found is None:
             raise model_not_found(name, [known for known, _ in self.names])
         return found
 
     def only(self) -> str | None:
-        """The name of the model that is served, for a request that names none; None: there are several.
+        """Return the name of the only model, for a request that names none; None if there are several.
 
-        Raises ApiError 503 if none is served yet."""
+        Raise ApiError 503 if none is served yet."""
         if not self._served:
             raise unavailable("No model is being served yet.")
         return next(iter(self._served)) if len(self._served) == 1 else None
 
     def require(self, name: str, tasks: Collection[int] | None = _GENERATE) -> Model:
-        """A model for one of these tasks, or for any (None): by default, to generate with.
+        """Return a model for one of these tasks, or for any (None); the default is generation.
 
-        Raises ApiError: 404 for an unknown model, 400 if it is for something else, 503 if no engine
-        serves it just now.
+        Raise ApiError: 404 for an unknown model, 400 if its tasks are others, 503 if no engine serves it now.
         """
         if not self._served:
             raise unavailable("No model is being served yet.")
@@ -160,12 +158,12 @@ class ModelRegistry:
         return self.known(name)
 
     def listed(self, name: str) -> router_pb2.ServedModel:
-        """A model of `names`. Raises ApiError: 404, or 503 if its tokenizer has not come yet."""
+        """Return a model of `names`. Raise ApiError: 404, or 503 if its tokenizer is not loaded yet."""
         self.known(name)
         return self.info(name)
 
     def known(self, name: str) -> Model:
-        """A model that is known, served just now or not. Raises ApiError: 404, or 503 without a tokenizer."""
+        """Return a model, whether it is served now or not. Raise ApiError: 404, or 503 without a tokenizer."""
         served = self.info(name)
         vocabulary = self._usable(served)
         if vocabulary is None:
@@ -175,7 +173,7 @@ class ModelRegistry:
         return Model(info.name, info.max_model_len, info.vocab_size, vocabulary, info, alias)
 
     def serves(self, name: str) -> bool:
-        """Whether requests for a model can be answered now. "": the only one that is served."""
+        """Return whether requests for a model can be answered now. "": the only one that is served."""
         if not self._is_online() or not self._served:
             return False
         served = self._find(name or self.only() or "")
@@ -201,7 +199,7 @@ class ModelRegistry:
                 self._changed.set()
 
     async def refresh(self) -> bool:
-        """Fetch the vocabularies that are missing or have changed; whether all are here then."""
+        """Fetch the vocabularies that are missing or have changed. Return whether all are loaded then."""
         for model in list(self._served.values()):
             if self._usable(model) is None:
                 await self._load(model)

@@ -1,4 +1,4 @@
-"""One tokenizer service: whether it answers, and the stream on which it renders."""
+"""One tokenizer service: its health, and the stream of its renders."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids of each prompt, and the last characters of each: by these a parser knows what the answer to
-    a chat begins in. Prompts that were no chat have an empty tail."""
+    """Token ids of prompts, and the last characters of each, which tell a parser what a chat's answer begins
+    in: `text_tails`, empty for prompts that are no chat."""
 
     prompts: list[list[int]]
     text_tails: list[str]
     second_starts: list[int] = field(default_factory=list)
-    """Of pairs: where the second text begins, 0 where that is not told."""
+    """Index of the first token of the second text, for pairs; 0 if unknown."""
 
     @classmethod
     def of_ids(cls, prompts: list[list[int]]) -> Rendered:
-        """Prompts that came as ids."""
+        """Wrap prompts that came as token ids."""
         return cls(prompts, [""] * len(prompts))
 
     def truncated(self, keep: int) -> Rendered:
-        """The last `keep` tokens of each prompt, at least 1."""
+        """Keep the last `keep` tokens of each prompt; `keep` is at least 1."""
         return Rendered([prompt[-keep:] for prompt in self.prompts], self.text_tails)
 
 
@@ -48,10 +48,10 @@ _LOST = common_pb2.Error(
 
 
 class RenderStream:
-    """A stream while it lasts. To be opened outside of any request, whose context it would keep."""
+    """A stream until it breaks. Open it outside of any request: it would keep the request's context."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, max_answer_bytes: int) -> None:
-        """`max_answer_bytes`: the largest message that the stub's channel takes."""
+        """`max_answer_bytes`: size of the largest message that the stub's channel accepts."""
         self._max_answer_bytes = max_answer_bytes
         self._call = stub.RenderStream()
         self._numbers = count(1)
@@ -61,13 +61,13 @@ class RenderStream:
         self._outbox = Outbox(self._requests)
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         self.ended = False
-        """It has broken, or its service drains."""
+        """Whether it has broken, or its service drains."""
 
     async def render(
         self, request: tokenizer_pb2.RenderRequest, timeout_s: float
     ) -> tokenizer_pb2.RenderResponse:
-        """The answer to a request. Raises RpcError: the service's, UNAVAILABLE if the stream ends before it,
-        or TIMEOUT."""
+        """Return the answer to a request. Raise RpcError: the service's, UNAVAILABLE if the stream ends before
+        the answer, or TIMEOUT."""
         if self.ended:
             raise RpcError(_LOST)
         number = next(self._numbers)
@@ -91,7 +91,7 @@ class RenderStream:
                 self._give_up(number)
 
     async def close(self) -> None:
-        """End it, and what waits."""
+        """End the stream; waiting requests fail."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -113,10 +113,10 @@ class RenderStream:
         try:
             while isinstance(message := await self._call.read(), tokenizer_pb2.RenderStreamResponse):
                 self._settle(message)
-                # The waiting request goes first: to ask for the next message takes longer.
+                # Let the waiting request run before the next read, which takes longer.
                 await asyncio.sleep(0)
         except grpc.aio.AioRpcError as failure:
-            # It concerns one of the requests, or none of them: each is to be asked again by itself.
+            # The failure may be due to one of the requests, or to none: each is made again by itself.
             _log.warning(
                 "stream of renders broke", status=failure.code().name, error=error_of(failure).message
             )
@@ -141,7 +141,7 @@ class RenderStream:
 
 
 def overdue(timeout_s: float) -> RpcError:
-    """The refusal of a request to which no service has answered in time."""
+    """Return the error of a request that no service has answered in time."""
     return refuse(
         common_pb2.ERROR_CODE_TIMEOUT,
         f"The tokenizer did not answer within {timeout_s:g} seconds (render-timeout-s).",
@@ -149,26 +149,26 @@ def overdue(timeout_s: float) -> RpcError:
 
 
 SERVICE = "catenary.v1.TokenizerService"
-# Of the health checks; --tokenizer-silence-s says when a service counts as away.
+# Of the health checks; --tokenizer-silence-s is the time after which a service counts as away.
 _PERIOD_S = 2.0
 _FEWEST_CHECKS = 5
-# Questions without an answer after which calls are better made elsewhere.
+# Unanswered checks in a row after which calls are better made elsewhere.
 _HESITATION = 2
-# One that was lost is asked so often whether it is back: requests may wait for it.
+# Of the checks of a service that is away: requests may wait for it.
 _RETURN_PERIOD_S = 0.2
-# By which gRPC's deadline may come before that of the loop's clock.
+# By which gRPC's deadline may end before that of the loop's clock.
 _CLOCK_SLACK_S = 0.05
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-# Larger requests are calls of their own: they would hold up others, and one that is too large for a message
-# would end the stream.
+# Larger requests are calls of their own: they would delay others, and one that exceeds a message would end
+# the stream.
 LARGEST_STREAMED = 64 << 10
 
 
 class TokenizerTarget:
-    """Asks its address every two seconds whether it serves; with a short `silence_s` more often.
+    """Checks the service's health every two seconds; with a short `silence_s` more often.
 
-    What is counted are questions without a good answer, not seconds: a gateway that stood still itself has
-    asked nothing meanwhile."""
+    Checks without a good answer are counted, not seconds: a gateway that stood still itself has checked
+    nothing meanwhile."""
 
     def __init__(
         self,
@@ -179,10 +179,10 @@ class TokenizerTarget:
         max_message_mib: int,
         on_change: Callable[[], None],
     ) -> None:
-        """`max_message_mib`: of the channel. `on_change`: called when it begins to answer, or does not."""
+        """`max_message_mib`: of the channel. `on_change`: called when it begins or ceases to answer."""
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self._on_change = on_change
-        # Calls under way, each with its model; a timeout that comes when the call is given up.
+        # Calls under way, by the timeout that fires when the call is given up, with the model of each.
         self._calls: dict[asyncio.Timeout, str] = {}
         self._models: frozenset[str] | None = None
         self._address = address
@@ -199,33 +199,33 @@ class TokenizerTarget:
 
     @property
     def answering(self) -> bool:
-        """Whether it has answered within the silence that is allowed; False before its first answer."""
+        """Whether it has answered within `silence_s`; False before its first answer."""
         return self._misses < self._most_misses
 
     @property
     def prompt(self) -> bool:
-        """Whether it answered when it was asked last."""
+        """Whether it answered its last check."""
         return not self._misses
 
     @property
     def hesitates(self) -> bool:
-        """Whether it has left several questions in a row without any answer. One that says that it does not
-        serve may still answer calls that it has."""
+        """Whether it has left several checks in a row unanswered. A service that answers that it does not serve
+        may still answer the calls that it has."""
         return self._silences >= min(_HESITATION, self._most_misses)
 
     @property
     def silent(self) -> bool:
-        """Whether it has left so many of them that it counts as away."""
+        """Whether it has left so many checks unanswered that it counts as away."""
         return self._silences >= self._most_misses
 
     @property
     def live(self) -> int:
-        """Calls that are under way."""
+        """Number of calls under way."""
         return len(self._calls)
 
     @asynccontextmanager
     async def calling(self, model: str) -> AsyncIterator[None]:
-        """A call of this service is made inside. Raises TimeoutError if it is given up."""
+        """Count the enclosed call as under way. Raise TimeoutError if it is given up."""
         async with asyncio.timeout(None) as patience:
             self._calls[patience] = model
             try:
@@ -234,7 +234,7 @@ class TokenizerTarget:
                 self._calls.pop(patience, None)
 
     def give_up(self, is_lost: Callable[[str], bool]) -> None:
-        """Give up the calls for the models of which `is_lost` is true."""
+        """Give up the calls for models of which `is_lost` is true."""
         now = asyncio.get_running_loop().time()
         for patience, model in list(self._calls.items()):
             if is_lost(model):
@@ -242,20 +242,20 @@ class TokenizerTarget:
                 patience.reschedule(now)
 
     def has(self, model: str) -> bool:
-        """Whether it serves the model, by its last word; True of one that has not said what it serves."""
+        """Return whether it serves the model; True before it has listed its models."""
         return self._models is None or not model or model in self._models
 
     async def render(
         self, request: tokenizer_pb2.RenderRequest, timeout_s: float
     ) -> tokenizer_pb2.RenderResponse:
-        """The answer to a request. Raises RpcError."""
+        """Return the rendered prompts of a request. Raise RpcError."""
         stream = self._stream
         if stream is not None and not stream.ended and request.ByteSize() <= LARGEST_STREAMED:
             return await stream.render(request, timeout_s)
         return await self.unary(self.stub.Render, request, timeout_s)
 
     async def unary(self, method: Callable[..., Awaitable[R]], request: Any, timeout_s: float) -> R:
-        """What a method of `stub` answers. Raises RpcError."""
+        """Call a method of `stub`. Raise RpcError."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -267,7 +267,7 @@ class TokenizerTarget:
         raise RpcError(error)
 
     def heard(self) -> None:
-        """It answered, to whatever question."""
+        """Note an answer, to a check or a call."""
         if not self.answering:
             _log.info("tokenizer service answers", address=self._address)
         was_prompt, self._misses, self._silences = self.prompt, 0, 0
@@ -275,13 +275,13 @@ class TokenizerTarget:
             self._on_change()
 
     def failed(self) -> None:
-        """A call failed as if it were away: others are asked first, until it has said that it is not."""
+        """Note a call that failed as if the service were away: prefer others until it answers a check."""
         if self.prompt:
             self._missed()
         self._doubted.set()
 
     async def run(self) -> None:
-        """Ask until cancelled. Calls on the stream fail then as at a service that is away."""
+        """Check the service until cancelled. Calls on the stream fail then as at a service that is away."""
         try:
             while True:
                 await self._watch()
@@ -290,11 +290,11 @@ class TokenizerTarget:
                 await self._stream.close()
 
     async def close(self) -> None:
-        """Close the channel. Calls under way would end as if their callers were cancelled."""
+        """Close the channel. Calls under way end as if their callers were cancelled."""
         await self._channel.close()
 
     async def _watch(self) -> None:
-        """Ask once, and wait until it is time to ask again: sooner while the service is doubted or away."""
+        """Check once, then wait for the next check: with further looks while the service is doubted or away."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._period_s
         self._unanswered = False
@@ -311,11 +311,11 @@ class TokenizerTarget:
             else:
                 await asyncio.sleep(min(left, _RETURN_PERIOD_S))
             if not self.prompt and due > loop.time():
-                # Not a miss of its own, which count as time.
+                # Not counted as a miss: misses stand for time.
                 await self._ask()
 
     async def _ask(self) -> bool:
-        """Whether it serves now."""
+        """Check now; return whether the service serves."""
         serves = await self._serves()
         if serves:
             if self._stream is None or self._stream.ended:
