@@ -19,7 +19,7 @@ from services.engine.core.outputs import KvNews
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
 from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame
-from services.engine.servicer import KvBoard
+from services.engine.servicer import PrefixCacheMirror
 from services.router.index import KvFeed, KvIndex
 
 BLOCK_SIZE = 32
@@ -66,8 +66,8 @@ class Chain:
 
     def __init__(self, blocks: int) -> None:
         self.cache = Cache(blocks)
-        self.board = KvBoard()
-        self.outbox = self.board.join(max_pending=65_536)
+        self.mirror = PrefixCacheMirror()
+        self.delta = self.mirror.join(max_pending=65_536)
         self.index: KvIndex[str] = KvIndex(4 * blocks)
         self.feed = KvFeed(self.index, "engine")
         self.news: list[KvContents | KvChanges] = []
@@ -84,11 +84,11 @@ class Chain:
     def servicer(self) -> None:
         """What the servicer does with it."""
         for message in self.news:
-            self.board.take(message)
+            self.mirror.take(message)
 
     def send(self) -> None:
         """What it sends to a router then, if it is time."""
-        self.messages = [message.SerializeToString() for message in self.outbox.take()]
+        self.messages = [message.SerializeToString() for message in self.delta.take()]
 
     def router(self) -> None:
         """What that does with it."""
@@ -129,9 +129,9 @@ def memory_of(parts: Iterable[KvContents | KvChanges]) -> int:
     """Bytes of a servicer's copy."""
     gc.collect()
     tracemalloc.start()
-    board = KvBoard()
+    mirror = PrefixCacheMirror()
     for part in parts:
-        board.take(part)
+        mirror.take(part)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held
@@ -149,15 +149,15 @@ def measure_snapshots(sizes: Iterable[int]) -> None:
         parts = list(cache.news.due())
         send(parts)
         core = time.thread_time() - start
-        board = KvBoard()
+        mirror = PrefixCacheMirror()
         start = time.thread_time()
         for part in parts:
-            board.take(part)
+            mirror.take(part)
         servicer = time.thread_time() - start
         held = memory_of(parts)
-        outbox = board.join(max_pending=65_536)
+        delta = mirror.join(max_pending=65_536)
         start = time.thread_time()
-        for message in outbox.take():
+        for message in delta.take():
             message.SerializeToString()
         router = time.thread_time() - start
         label = f"{blocks} blocks"

@@ -19,7 +19,7 @@ from services.engine.link import BlockingLink, CoreFailed, CoreProgress, CoreRea
 from services.engine.servicer import (
     Core,
     CoreStartError,
-    EngineHub,
+    EngineFrontend,
     ProcessCore,
     RouterOutbox,
     SequenceLimits,
@@ -88,7 +88,7 @@ class LocalEngine:
         """Nothing is loaded before `start`. Options of routers, addresses and secrets change nothing here."""
         self._config = config
         self._name = served_name
-        self._hub = EngineHub(
+        self._frontend = EngineFrontend(
             stall_limit_s=_NO_STALL_S,
             limits=SequenceLimits(_MANY, _MANY, _MANY, _MANY),
             remembered_handles=1,
@@ -121,8 +121,8 @@ class LocalEngine:
             await core.stop()
             raise EngineStartError(str(error)) from None
         self.ready = ready
-        self._hub.core_ready(core, ready, self._name)
-        self._hub.routers.join(self._port, "this process")
+        self._frontend.core_ready(core, ready, self._name)
+        self._frontend.routers.join(self._port, "this process")
         self._tasks = [asyncio.create_task(self._run(core))]
         return model_info(self._name, ready)
 
@@ -138,13 +138,13 @@ class LocalEngine:
         handle = next(self._handles)
         self._feeds[handle] = feed
         submit = common_pb2.Submit(handle=handle, spec=spec, same_prompt_as=same_prompt_as)
-        self._hub.submit(self._port, submit)
+        self._frontend.submit(self._port, submit)
         return handle
 
     def abort(self, handle: int) -> None:
         """As of a gateway's session. Idempotent."""
         if self._feeds.pop(handle, None) is not None:
-            self._hub.abort(self._port, handle)
+            self._frontend.abort(self._port, handle)
 
     async def stop(self) -> None:
         """End the core. Idempotent."""
@@ -174,10 +174,10 @@ class LocalEngine:
     async def _follow(self, core: Core) -> None:
         async for event in core.events():
             if isinstance(event, CoreStep):
-                self._hub.core_stepped(event)
+                self._frontend.core_stepped(event)
             elif isinstance(event, CoreFailed):
                 self._failure = event.reason
-        self._hub.core_lost()
+        self._frontend.core_lost()
 
     async def _deliver(self) -> None:
         while True:

@@ -48,7 +48,7 @@ class ScriptedEngineApp(EngineApp):
             schema_revision=SCHEMA_REVISION if claimed is None else claimed,
         )
         super().__init__(config, double=double)
-        faults.drop_streams = lambda: self.hub.routers.close("the script dropped the stream")
+        faults.drop_streams = lambda: self.frontend.routers.close("the script dropped the stream")
 
 
 def _load(source: str) -> Script:

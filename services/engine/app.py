@@ -1,4 +1,4 @@
-"""Wiring of an engine: status server, hub, core and router links, and their orderly end."""
+"""Wiring of an engine: status server, frontend, core and router links, and their orderly end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from services.engine.servicer import (
     CoreSupervisor,
     DrainOrder,
     EngineCollector,
-    EngineHub,
+    EngineFrontend,
     Identity,
     KvPublishing,
     LinkTimes,
@@ -94,7 +94,7 @@ class EngineApp:
         self._name = _served_model_name(config, double)
         self.instance_id = new_id("engine-")
         self._server = RpcServer.from_config(config, _ACCESS)
-        self.hub = EngineHub(
+        self.frontend = EngineFrontend(
             stall_limit_s=config.stall_limit_s,
             kept_limit_s=config.kept_limit_s,
             limits=SequenceLimits(
@@ -112,7 +112,7 @@ class EngineApp:
         self.drain_order = DrainOrder(config.drain_s)
         self._supervisor = CoreSupervisor(
             core_factory or (double.factory if double else self._process_cores()),
-            self.hub,
+            self.frontend,
             Backoff(config.core_restart_backoff_s, config.core_restart_backoff_max_s),
             served_model_name=self._name,
             idle_options=lambda task: () if double is not None else idle_options(config, task),
@@ -120,9 +120,9 @@ class EngineApp:
         self._links = RouterLinks(
             config.router,
             self._link,
-            self.hub,
+            self.frontend,
         )
-        self._collector = EngineCollector(self.hub)
+        self._collector = EngineCollector(self.frontend)
         self._task: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
 
@@ -139,7 +139,7 @@ class EngineApp:
     async def start(self) -> None:
         """Answer for the status, then bring the core up and attach in the background. Raises StartRefused."""
         engine_pb2_grpc.add_EngineServiceServicer_to_server(
-            StatusService(self.hub, self._name), self._server.grpc
+            StatusService(self.frontend, self._name), self._server.grpc
         )
         self.addresses = await self._server.start()
         if self._config.metrics_port:
@@ -153,22 +153,22 @@ class EngineApp:
 
     async def drain(self, cut_short: asyncio.Event) -> None:
         """Take nothing new, and finish what there is by the deadline of the order, or until `cut_short`."""
-        self.hub.drain()
+        self.frontend.drain()
         self._server.begin_drain()
-        await first_of(self.hub.idle(), self.drain_order.over(), cut_short.wait())
+        await first_of(self.frontend.idle(), self.drain_order.over(), cut_short.wait())
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Drain for up to `drain_s` (default: the option), leave the routers, end the core. Idempotent."""
-        self.hub.drain()
+        self.frontend.drain()
         self._server.begin_drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s if drain_s is None else drain_s):
-                await self.hub.idle()
-        self.hub.give_up()
-        self.hub.routers.close("the engine is shutting down")
+                await self.frontend.idle()
+        self.frontend.give_up()
+        self.frontend.routers.close("the engine is shutting down")
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
-                await self.hub.routers.nobody()
+                await self.frontend.routers.nobody()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -181,7 +181,9 @@ class EngineApp:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._supervisor.run())
             group.create_task(
-                self.hub.watch(min(_WATCH_S, self._config.stall_limit_s / 4, self._config.kept_limit_s / 4))
+                self.frontend.watch(
+                    min(_WATCH_S, self._config.stall_limit_s / 4, self._config.kept_limit_s / 4)
+                )
             )
             group.create_task(self._links.run())
 
@@ -235,7 +237,7 @@ class EngineApp:
                 server_name=server_name,
             ),
             identity,
-            self.hub,
+            self.frontend,
             self.drain_order,
             LinkTimes(
                 attach_timeout_s=config.attach_timeout_s,

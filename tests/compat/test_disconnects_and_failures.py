@@ -32,7 +32,7 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 def load_of(stack: Stack) -> tuple[int, int, int]:
     """Running, waiting and used blocks of the engine."""
-    load = stack.engine.app.hub.load()
+    load = stack.engine.app.frontend.load()
     return load.running, load.waiting, load.used_blocks
 
 

@@ -81,8 +81,8 @@ async def client(start_fleet: Any, tmp_path: Path) -> AsyncIterator[AsyncClient]
         )
         async with AsyncClient(fleet.router_address, secret=fleet.secrets.client) as made:
             yield made
-        await eventually(lambda: app.hub.live_sequences == 0, "an idle engine")
-        assert app.hub.core_restarts == 0
+        await eventually(lambda: app.frontend.live_sequences == 0, "an idle engine")
+        assert app.frontend.core_restarts == 0
     finally:
         await app.stop(0.0)
 

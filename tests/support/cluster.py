@@ -82,7 +82,7 @@ class Cluster:
     @property
     def busy(self) -> list[ScriptedEngine]:
         """Engines that run sequences."""
-        return [engine for engine in self.engines if engine.app.hub.load().running]
+        return [engine for engine in self.engines if engine.app.frontend.load().running]
 
     async def post(self, path: str, body: dict[str, Any], **options: Any) -> Answer:
         """POST; the model is filled in."""

@@ -55,7 +55,7 @@ class ScriptedEngine:
     async def idle(self) -> None:
         """Wait until the engine holds no sequence and no block."""
         await eventually(
-            lambda: self.app.hub.live_sequences == 0 and self.app.hub.load().used_blocks == 0,
+            lambda: self.app.frontend.live_sequences == 0 and self.app.frontend.load().used_blocks == 0,
             "an idle engine",
         )
 

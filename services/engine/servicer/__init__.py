@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits
-from services.engine.servicer.attachment import DrainOrder
+from services.engine.servicer.attachment import DrainOrder, KvPublishing
+from services.engine.servicer.contract import Identity, model_info
 from services.engine.servicer.core import (
     Core,
     CoreEvent,
@@ -14,13 +15,11 @@ from services.engine.servicer.core import (
     preloaded,
     spawn_process,
 )
-from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.identity import Identity, model_info
-from services.engine.servicer.kv_events import KvBoard, KvOutbox
-from services.engine.servicer.kv_stream import KvPublishing
-from services.engine.servicer.mailbox import RouterOutbox
+from services.engine.servicer.frontend import EngineFrontend
 from services.engine.servicer.metrics import EngineCollector
+from services.engine.servicer.prefix_cache import PrefixCacheDelta, PrefixCacheMirror
 from services.engine.servicer.router_links import LinkTimes, RouterLink, RouterLinks
+from services.engine.servicer.routers import RouterOutbox
 from services.engine.servicer.status import StatusService
 from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
 
@@ -34,13 +33,13 @@ __all__ = [
     "CoreSupervisor",
     "DrainOrder",
     "EngineCollector",
-    "EngineHub",
+    "EngineFrontend",
     "Identity",
     "Inadmissible",
-    "KvBoard",
-    "KvOutbox",
     "KvPublishing",
     "LinkTimes",
+    "PrefixCacheDelta",
+    "PrefixCacheMirror",
     "ProcessCore",
     "ProgressSink",
     "RouterLink",

@@ -1,22 +1,23 @@
-"""One attachment to a router: the stream, its lease, and the order to drain."""
+"""One attachment to a router: its two streams (Attach, PublishKv), its lease, and the order to drain."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
 
+from catenary.backoff import Backoff
 from catenary.schema import MINIMUM_PEER_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import engine_pb2, engine_pb2_grpc
-from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.identity import Identity
-from services.engine.servicer.kv_stream import KvPublishing, KvStream
-from services.engine.servicer.mailbox import LOAD_DUE, RouterOutbox
-from services.engine.servicer.refusals import LINK_REFUSALS
+from services.engine.servicer.contract import Identity
+from services.engine.servicer.frontend import EngineFrontend
+from services.engine.servicer.prefix_cache import PrefixCacheDelta
+from services.engine.servicer.routers import LOAD_DUE, RouterOutbox
 
 log = get_logger(__name__)
 
@@ -97,6 +98,107 @@ class Lease:
 
 _GOODBYE_S = 1.0
 
+# Statuses of a router that does not want this engine as it is: dialling again at once is of no use.
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KvPublishing:
+    """How the names of cached blocks are told. `max_pending`: names that may wait for a router that does not
+    read. Times in seconds: between two messages, between two snapshots, before a lost stream is opened again,
+    at the most, and when the router refused it."""
+
+    interval_s: float
+    max_pending: int
+    resync_interval_s: float
+    backoff_s: float
+    backoff_max_s: float
+    refused_backoff_s: float
+
+
+class KvStream:
+    """Follows the frontend's mirror for one router."""
+
+    def __init__(
+        self,
+        stub: engine_pb2_grpc.FleetServiceAsyncStub,
+        instance_id: str,
+        frontend: EngineFrontend,
+        terms: KvPublishing,
+    ) -> None:
+        self._stub = stub
+        self._instance_id = instance_id
+        self._frontend = frontend
+        self._terms = terms
+        self._backoff = Backoff(terms.backoff_s, terms.backoff_max_s)
+
+    async def run(self, epoch: int) -> NoReturn:
+        """Publish under this lease until cancelled, over one stream after the other."""
+        while True:
+            opened = time.monotonic()
+            delay = await self._publish(epoch)
+            if time.monotonic() - opened > self._terms.backoff_max_s:
+                self._backoff.reset()
+            await asyncio.sleep(delay)
+
+    async def _publish(self, epoch: int) -> float:
+        """One stream; how long to wait before the next."""
+        ready = self._frontend.ready
+        if ready is None:
+            return self._backoff.next_delay()
+        call = self._stub.PublishKv()
+        delta = self._frontend.prefix_cache.join(max_pending=self._terms.max_pending)
+        hello = engine_pb2.KvHello(
+            instance_id=self._instance_id, lease_epoch=epoch, block_size=ready.capacity.block_size
+        )
+        # Not a task group: one that is cancelled while a task of it fails forgets the cancellation.
+        tasks = (
+            asyncio.create_task(self._write(call, hello, delta)),
+            asyncio.create_task(self._read(call, delta)),
+        )
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._frontend.prefix_cache.leave(delta)
+            call.cancel()
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if not isinstance(end, grpc.RpcError | asyncio.InvalidStateError | asyncio.CancelledError | None):
+                log.error("the stream of KV events failed", epoch=epoch, exc_info=end)
+        code = await call.code()
+        refused = code in _REFUSALS
+        delay = self._terms.refused_backoff_s if refused else self._backoff.next_delay()
+        level = log.warning if refused else log.info
+        level("KV events are not followed", epoch=epoch, reason=code.name, retry_in_s=round(delay, 3))
+        return delay
+
+    async def _write(self, call: _KvCall, hello: engine_pb2.KvHello, delta: PrefixCacheDelta) -> None:
+        await call.write(engine_pb2.PublishKvRequest(hello=hello))
+        while True:
+            await delta.ready()
+            for message in delta.take():
+                await call.write(message)
+            # What comes meanwhile goes into one message.
+            await asyncio.sleep(self._terms.interval_s)
+
+    async def _read(self, call: _KvCall, delta: PrefixCacheDelta) -> None:
+        while isinstance(message := await call.read(), engine_pb2.PublishKvResponse):
+            if message.WhichOneof("payload") == "resync":
+                delta.renew()
+                # A router that asks again and again is answered in its turn.
+                await asyncio.sleep(self._terms.resync_interval_s)
+        raise asyncio.InvalidStateError("the router ended the stream")
+
 
 class AttachLost(Exception):
     """The router cannot be reached, or the stream ended; dial again."""
@@ -113,7 +215,7 @@ class Attachment:
         self,
         channel: grpc.aio.Channel,
         identity: Identity,
-        hub: EngineHub,
+        frontend: EngineFrontend,
         outbox: RouterOutbox,
         drain_order: DrainOrder,
         publishing: KvPublishing,
@@ -123,10 +225,10 @@ class Attachment:
     ) -> None:
         self._stub = engine_pb2_grpc.FleetServiceStub(channel)
         self._identity = identity
-        self._hub = hub
+        self._frontend = frontend
         self._outbox = outbox
         self._drain_order = drain_order
-        self._kv = KvStream(self._stub, identity.instance_id, hub, publishing)
+        self._kv = KvStream(self._stub, identity.instance_id, frontend, publishing)
         self._attach_timeout_s = attach_timeout_s
         self._orphan_timeout_s = orphan_timeout_s
         self._reports = 0
@@ -146,21 +248,23 @@ class Attachment:
         try:
             lease = await self._open(call)
             self.attached, self.router = True, lease.router
-            self._hub.routers.join(self._outbox, lease.router)
-            self._hub.router_refusal = ""
+            self._frontend.routers.join(self._outbox, lease.router)
+            self._frontend.router_refusal = ""
             log.info("attached to a router", router=lease.router, epoch=lease.epoch, lease_s=lease.limit_s)
             await self._serve(call, lease)
         finally:
-            self._hub.leave(self._outbox)
+            self._frontend.leave(self._outbox)
             call.cancel()
 
     async def _open(self, call: _Call) -> Lease:
-        ready = self._hub.ready
+        ready = self._frontend.ready
         if ready is None:
             raise AttachLost("the core was never ready")
         try:
             async with asyncio.timeout(self._attach_timeout_s):
-                await call.write(engine_pb2.AttachRequest(hello=self._identity.hello(ready, self._hub.state)))
+                await call.write(
+                    engine_pb2.AttachRequest(hello=self._identity.hello(ready, self._frontend.state))
+                )
                 answer = await call.read()
         except TimeoutError:
             raise AttachLost(f"no answer within {self._attach_timeout_s:g} s") from None
@@ -181,7 +285,7 @@ class Attachment:
                 group.create_task(self._read(call, lease))
                 group.create_task(self._write(call, lease))
                 group.create_task(self._report(lease))
-                if self._hub.ready is not None and self._identity.publishes_kv(self._hub.ready):
+                if self._frontend.ready is not None and self._identity.publishes_kv(self._frontend.ready):
                     group.create_task(self._kv.run(lease.epoch))
         except* AttachLost as lost:
             reason = str(lost.exceptions[0])
@@ -202,9 +306,9 @@ class Attachment:
             lease.heard(now)
             match message.WhichOneof("payload"):
                 case "submit":
-                    self._hub.submit(self._outbox, message.submit)
+                    self._frontend.submit(self._outbox, message.submit)
                 case "abort":
-                    self._hub.abort(self._outbox, message.abort.handle)
+                    self._frontend.abort(self._outbox, message.abort.handle)
                 case "drain":
                     order = message.drain
                     log.info("told to drain", router=lease.router)
@@ -213,9 +317,9 @@ class Attachment:
                     )
                 case "renewed":
                     if self._drain_report is not None and message.renewed.sequence >= self._drain_report:
-                        self._hub.routers.knows_of_drain(self._outbox)
+                        self._frontend.routers.knows_of_drain(self._outbox)
                 case "keep":
-                    self._hub.routers.keep(self._outbox, wanted=message.keep.wanted)
+                    self._frontend.routers.keep(self._outbox, wanted=message.keep.wanted)
                 case _:
                     pass
 
@@ -240,18 +344,18 @@ class Attachment:
     def _load(self) -> engine_pb2.LoadReport:
         self._reports += 1
         # No router hears of a state before the health service says it too.
-        self._hub.refresh()
-        report = self._hub.load()
+        self._frontend.refresh()
+        report = self._frontend.load()
         report.sequence = self._reports
         if report.state == engine_pb2.ENGINE_STATE_DRAINING and self._drain_report is None:
             self._drain_report = self._reports
-        report.kept = self._hub.routers.kept_from(self._outbox.link)
+        report.kept = self._frontend.routers.kept_from(self._outbox.link)
         return report
 
     async def _why(self, call: _Call) -> AttachLost | AttachRefused:
         code = await call.code()
         reason = f"{code.name}: {await call.details() or 'no details'}"
-        return AttachRefused(reason) if code in LINK_REFUSALS and not self.attached else AttachLost(reason)
+        return AttachRefused(reason) if code in _REFUSALS and not self.attached else AttachLost(reason)
 
 
 def _expired(lease: Lease) -> AttachLost:
@@ -259,3 +363,4 @@ def _expired(lease: Lease) -> AttachLost:
 
 
 _Call = grpc.aio.StreamStreamCall[engine_pb2.AttachRequest, engine_pb2.AttachResponse]
+_KvCall = grpc.aio.StreamStreamCall[engine_pb2.PublishKvRequest, engine_pb2.PublishKvResponse]

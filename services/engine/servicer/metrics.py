@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics, read from the hub at each scrape. No label names a request."""
+"""The engine's Prometheus metrics, read from the frontend at each scrape. No label names a request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from prometheus_client.registry import Collector
 
 from catenary.v1 import engine_pb2
 from services.engine.link import ConstraintLoad, GraphLoad, TransferLoad
-from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.frontend import EngineFrontend
 
 
 class EngineCollector(Collector):
     """Counts of one engine."""
 
-    def __init__(self, hub: EngineHub) -> None:
-        self._hub = hub
+    def __init__(self, frontend: EngineFrontend) -> None:
+        self._frontend = frontend
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they stand."""
-        load = self._hub.load()
+        load = self._frontend.load()
         gauges = {
             "running_sequences": ("Sequences that run.", load.running),
             "waiting_sequences": ("Sequences that wait in the engine.", load.waiting),
@@ -30,27 +30,30 @@ class EngineCollector(Collector):
                 "Prompt tokens that no forward computed yet.",
                 load.pending_prefill_tokens,
             ),
-            "captured_buckets": ("Static shapes that are captured or compiled.", self._hub.graphs.captured),
+            "captured_buckets": (
+                "Static shapes that are captured or compiled.",
+                self._frontend.graphs.captured,
+            ),
             "warmup_progress": (
                 "Warm-up done, 0 to 1; of the whole start while the engine starts.",
-                _warm_up(self._hub),
+                _warm_up(self._frontend),
             ),
-            "attached_routers": ("Routers that this engine is attached to.", len(self._hub.routers)),
+            "attached_routers": ("Routers that this engine is attached to.", len(self._frontend.routers)),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"catenary_engine_{name}", text, value=value)
         counters = {
             "steps": ("Steps made.", load.steps),
             "generated_tokens": ("Tokens generated.", load.generated_tokens),
-            "core_restarts": ("Times that a dead core was started again.", self._hub.core_restarts),
+            "core_restarts": ("Times that a dead core was started again.", self._frontend.core_restarts),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
         yield from _prompts(load)
-        yield from _shapes(self._hub.graphs)
-        yield _device(self._hub.graphs)
-        yield from _constraints(self._hub.constraints)
-        yield from _transfers(self._hub.transfers)
+        yield from _shapes(self._frontend.graphs)
+        yield _device(self._frontend.graphs)
+        yield from _constraints(self._frontend.constraints)
+        yield from _transfers(self._frontend.transfers)
         states = GaugeMetricFamily(
             "catenary_engine_state", "1 for the state the engine is in.", labels=["state"]
         )
@@ -82,10 +85,10 @@ def _prompts(load: engine_pb2.LoadReport) -> Iterator[Metric]:
         yield CounterMetricFamily(f"vllm:{alias}", text, value=value)
 
 
-def _warm_up(hub: EngineHub) -> float:
-    if hub.ready is None:
-        return hub.progress.fraction or 0.0
-    return hub.graphs.warm / hub.graphs.to_warm if hub.graphs.to_warm else 1.0
+def _warm_up(frontend: EngineFrontend) -> float:
+    if frontend.ready is None:
+        return frontend.progress.fraction or 0.0
+    return frontend.graphs.warm / frontend.graphs.to_warm if frontend.graphs.to_warm else 1.0
 
 
 def _device(graphs: GraphLoad) -> Metric:

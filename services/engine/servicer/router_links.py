@@ -13,11 +13,16 @@ import grpc
 from catenary.backoff import Backoff
 from catenary.rpc import NamedAddresses, resolve
 from catenary.telemetry import get_logger
-from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused, DrainOrder
-from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.identity import Identity
-from services.engine.servicer.kv_stream import KvPublishing
-from services.engine.servicer.mailbox import RouterOutbox
+from services.engine.servicer.attachment import (
+    AttachLost,
+    Attachment,
+    AttachRefused,
+    DrainOrder,
+    KvPublishing,
+)
+from services.engine.servicer.contract import Identity
+from services.engine.servicer.frontend import EngineFrontend
+from services.engine.servicer.routers import RouterOutbox
 
 log = get_logger(__name__)
 
@@ -51,7 +56,7 @@ class RouterLink:
         address: str,
         dial: Callable[[str], grpc.aio.Channel],
         identity: Identity,
-        hub: EngineHub,
+        frontend: EngineFrontend,
         drain_order: DrainOrder,
         times: LinkTimes,
         attached_elsewhere: Callable[[str], bool],
@@ -60,7 +65,7 @@ class RouterLink:
         self._address = address
         self._dial = dial
         self._identity = identity
-        self._hub = hub
+        self._frontend = frontend
         self._drain_order = drain_order
         self._times = times
         self._attached_elsewhere = attached_elsewhere
@@ -83,8 +88,8 @@ class RouterLink:
 
     async def run(self) -> None:
         """Attach again and again until the engine drains. The hello needs the core's facts first."""
-        await self._hub.facts.wait()
-        while not self._hub.draining:
+        await self._frontend.facts.wait()
+        while not self._frontend.draining:
             if self._router is not None and self._attached_elsewhere(self._router):
                 await asyncio.sleep(self._times.backoff_max_s)
                 continue
@@ -97,7 +102,7 @@ class RouterLink:
         attachment = Attachment(
             channel,
             self._identity,
-            self._hub,
+            self._frontend,
             RouterOutbox(next(_numbers), max_answers=_MAX_ANSWERS),
             self._drain_order,
             self._publishing,
@@ -109,11 +114,11 @@ class RouterLink:
         try:
             await attachment.run()
         except AttachRefused as exc:
-            self._hub.router_refusal = f"the router at {self._address} refused the engine: {exc}"
+            self._frontend.router_refusal = f"the router at {self._address} refused the engine: {exc}"
             self._say("the router refused this engine", str(exc), wait_s=self._times.refused_backoff_s)
             return self._times.refused_backoff_s
         except AttachLost as exc:
-            if self._hub.draining:
+            if self._frontend.draining:
                 log.info("left the router", address=self._address, reason=str(exc))
                 return 0.0
             # A router that takes the engine and drops it at once must not be dialled in a tight loop.
@@ -155,14 +160,14 @@ class RouterLinks:
         self,
         addresses: Sequence[str],
         make: Callable[[str, str, Callable[[str], bool]], RouterLink],
-        hub: EngineHub,
+        frontend: EngineFrontend,
         *,
         look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
         """Raises ValueError for what is not an address."""
         self._addresses = NamedAddresses(addresses, look_up)
         self._make = make
-        self._hub = hub
+        self._frontend = frontend
         self._targets: dict[str, _Target] = {}
 
     async def run(self) -> None:
@@ -170,7 +175,7 @@ class RouterLinks:
         async with asyncio.TaskGroup() as tasks:
             for address in self._addresses.literal:
                 self._add(tasks, address, address)
-            while self._addresses.names and not self._hub.draining:
+            while self._addresses.names and not self._frontend.draining:
                 await self._look_up(tasks)
                 attached = any(target.link.attached for target in self._targets.values())
                 await asyncio.sleep(self._addresses.pause_s(connected=attached))

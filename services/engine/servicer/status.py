@@ -11,8 +11,8 @@ import grpc
 from catenary.rpc import refuse
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.link import ProfilePart
-from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.identity import capacity, model_info
+from services.engine.servicer.contract import capacity, model_info
+from services.engine.servicer.frontend import EngineFrontend
 
 _MAX_STEPS = 10_000
 _MAX_MS = 3_600_000
@@ -23,34 +23,34 @@ _MAX_STEPS_WITH_DEVICE = 200
 class StatusService(engine_pb2_grpc.EngineServiceServicer):
     """The status comes from what the servicer knows; only a profile asks the core."""
 
-    def __init__(self, hub: EngineHub, served_model_name: str) -> None:
-        self._hub = hub
+    def __init__(self, frontend: EngineFrontend, served_model_name: str) -> None:
+        self._frontend = frontend
         self._name = served_model_name
 
     async def GetStatus(
         self, request: engine_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> engine_pb2.GetStatusResponse:
         """The status now."""
-        hub = self._hub
+        frontend = self._frontend
         response = engine_pb2.GetStatusResponse(
-            state=hub.state,
-            load=hub.load(),
-            attached_routers=len(hub.routers),
-            core_restarts=hub.core_restarts,
-            device_counters=hub.graphs.device,
-            trouble=hub.core_failure or hub.router_refusal,
+            state=frontend.state,
+            load=frontend.load(),
+            attached_routers=len(frontend.routers),
+            core_restarts=frontend.core_restarts,
+            device_counters=frontend.graphs.device,
+            trouble=frontend.core_failure or frontend.router_refusal,
         )
-        if hub.ready is not None:
-            response.notes.extend(hub.ready.notes)
-            response.model.CopyFrom(model_info(self._name, hub.ready))
-            response.capacity.CopyFrom(capacity(hub.ready))
+        if frontend.ready is not None:
+            response.notes.extend(frontend.ready.notes)
+            response.model.CopyFrom(model_info(self._name, frontend.ready))
+            response.capacity.CopyFrom(capacity(frontend.ready))
         if response.state in (engine_pb2.ENGINE_STATE_STARTING, engine_pb2.ENGINE_STATE_NOT_SERVING):
-            response.activity = hub.progress.activity
-            if hub.progress.fraction is not None:
-                response.progress = hub.progress.fraction
-        elif hub.graphs.warm < hub.graphs.to_warm:
+            response.activity = frontend.progress.activity
+            if frontend.progress.fraction is not None:
+                response.progress = frontend.progress.fraction
+        elif frontend.graphs.warm < frontend.graphs.to_warm:
             response.activity = "warming up beside serving"
-            response.progress = hub.graphs.warm / hub.graphs.to_warm
+            response.progress = frontend.graphs.warm / frontend.graphs.to_warm
         return response
 
     async def Profile(
@@ -62,7 +62,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             if not 1 <= value <= most:
                 text = f"{name} must be 1 to {most}, not {value}."
                 raise refuse(common_pb2.ERROR_CODE_INVALID_ARGUMENT, text, param=name)
-        profile = self._hub.profiles.run(
+        profile = self._frontend.profiles.run(
             steps=request.steps,
             seconds=request.max_ms / 1000,
             device_activities=request.device_activities,

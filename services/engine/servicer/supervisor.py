@@ -18,7 +18,7 @@ from services.engine.link import (
     ProfilePart,
 )
 from services.engine.servicer.core import Core, CoreStartError
-from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.frontend import EngineFrontend
 
 log = get_logger(__name__)
 
@@ -35,7 +35,7 @@ class CoreSupervisor:
     def __init__(
         self,
         factory: CoreFactory,
-        hub: EngineHub,
+        frontend: EngineFrontend,
         backoff: Backoff,
         *,
         served_model_name: str,
@@ -43,7 +43,7 @@ class CoreSupervisor:
     ) -> None:
         """idle_options: for a task, names of the options that change nothing then."""
         self._factory = factory
-        self._hub = hub
+        self._frontend = frontend
         self._backoff = backoff
         self._name = served_model_name
         self._idle_options = idle_options
@@ -51,20 +51,20 @@ class CoreSupervisor:
     async def run(self) -> None:
         """Serve until cancelled. Raises StartRefused if the first core does not come up."""
         while True:
-            core = self._factory(self._hub.ready is not None)
+            core = self._factory(self._frontend.ready is not None)
             try:
                 reason = await self._live(core)
             finally:
                 await asyncio.shield(core.stop())
             delay = self._backoff.next_delay()
-            self._hub.core_failure = f"the engine's core died: {reason}"
+            self._frontend.core_failure = f"the engine's core died: {reason}"
             log.error("engine core is dead, starting another", reason=reason, wait_s=round(delay, 3))
             await asyncio.sleep(delay)
-            self._hub.core_restarts += 1
+            self._frontend.core_restarts += 1
 
     async def _live(self, core: Core) -> str:
         """One life of a core; the reason of its death."""
-        first = self._hub.ready is None
+        first = self._frontend.ready is None
         try:
             ready = await core.start(self._on_progress)
         except CoreStartError as exc:
@@ -81,25 +81,25 @@ class CoreSupervisor:
         task = ready.model.task
         if first and (names := self._idle_options(task)):
             log.warning("options that change nothing here", options=list(names), task=task)
-        self._hub.core_ready(core, ready, self._name)
+        self._frontend.core_ready(core, ready, self._name)
         reason = "its events ended"
         try:
             async for event in core.events():
                 match event:
                     case CoreStep():
                         self._backoff.reset()
-                        self._hub.core_stepped(event)
+                        self._frontend.core_stepped(event)
                     case CoreProgress():
                         self._on_progress(event)
                     case KvContents() | KvChanges():
-                        self._hub.kv.take(event)
+                        self._frontend.prefix_cache.take(event)
                     case ProfilePart() | ProfileEnd():
-                        self._hub.profiles.take(event)
+                        self._frontend.profiles.take(event)
                     case CoreFailed():
                         reason = event.reason
         finally:
-            self._hub.core_lost()
+            self._frontend.core_lost()
         return reason
 
     def _on_progress(self, progress: CoreProgress) -> None:
-        self._hub.progress = progress
+        self._frontend.progress = progress

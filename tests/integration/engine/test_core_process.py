@@ -116,14 +116,14 @@ async def test_a_killed_core_is_restarted_and_its_sequences_end(fake_router, sec
         await router.end_of(2)
         assert router.tokens == {1: [1], 2: [2]}
         await router.submit(3, sequence_spec([5, 6], max_tokens=1))
-        await eventually(lambda: app.hub.live_sequences == 1, "the third sequence")
+        await eventually(lambda: app.frontend.live_sequences == 1, "the third sequence")
         process = cores[0]._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         end = await router.end_of(3)
         assert end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
         assert end.error.retryable
-        await eventually(lambda: app.hub.core_restarts == 1, "the restart")
+        await eventually(lambda: app.frontend.core_restarts == 1, "the restart")
         await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_SERVING, "SERVING")
         assert len(cores) == 2
         assert router.load.steps == 2

@@ -36,7 +36,7 @@ async def test_many_streams_over_two_engines_all_come_out_right(start_fleet):
     for prompt, (tokens, end) in zip(prompts, answers, strict=True):
         assert tokens == expected_tokens(prompt, 48)
         assert end.usage.completion_tokens == 48
-    assert all(engine.app.hub.load().generated_tokens > 0 for engine in fleet.engines)
+    assert all(engine.app.frontend.load().generated_tokens > 0 for engine in fleet.engines)
     await fleet.idle()
 
 
@@ -95,7 +95,7 @@ async def test_a_frozen_link_costs_both_sides_the_lease(start_fleet):
     proxy.freeze()
     end = (await _last(call)).end
     assert end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
-    await eventually(lambda: len(engine.app.hub.routers) == 0, "the engine to leave")
+    await eventually(lambda: len(engine.app.frontend.routers) == 0, "the engine to leave")
     await engine.idle()
     proxy.thaw()
     await fleet.serving(1)
@@ -127,13 +127,13 @@ async def test_a_draining_engine_gets_nothing_new(start_fleet):
         await call.read()
     stopping = asyncio.create_task(fleet.engines[0].stop(drain_s=10))
     await fleet.serving(1)
-    steps = fleet.engines[0].app.hub.load().generated_tokens
+    steps = fleet.engines[0].app.frontend.load().generated_tokens
     tokens, _ = await fleet.answer(sequence_spec(PROMPT, max_tokens=10))
     assert tokens == expected_tokens(PROMPT, 10)
     for call in calls:
         assert (await _last(call)).end.reason == common_pb2.FINISH_REASON_LENGTH
     await stopping
-    assert fleet.engines[0].app.hub.load().generated_tokens < steps + 110
+    assert fleet.engines[0].app.frontend.load().generated_tokens < steps + 110
     await fleet.idle()
 
 

@@ -44,7 +44,7 @@ async def test_a_crashed_core_ends_its_sequences_and_is_started_again(fake_route
         assert end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
         assert end.error.retryable
         assert end.usage.completion_tokens == len(router.tokens[handle])
-    await eventually(lambda: engine.app.hub.core_restarts == 1, "the restart")
+    await eventually(lambda: engine.app.frontend.core_restarts == 1, "the restart")
     await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_SERVING, "SERVING")
     assert engine_pb2.ENGINE_STATE_NOT_SERVING in {load.state for load in router.loads}
     await router.submit(3, sequence_spec(PROMPT, max_tokens=5))
@@ -71,7 +71,7 @@ async def test_heartbeats_go_on_and_submits_are_refused_while_the_core_is_dead(
     assert error.code == common_pb2.ERROR_CODE_UNAVAILABLE
     assert error.retryable
     assert (await _status(engine, secrets.client)).trouble.startswith("the engine's core died: ")
-    await eventually(lambda: engine.app.hub.core_restarts == 4, "four starts")
+    await eventually(lambda: engine.app.frontend.core_restarts == 4, "four starts")
     await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_SERVING, "SERVING")
     assert len(router.loads) > before
     assert not router.closed
@@ -85,7 +85,7 @@ async def test_a_crash_by_rule_and_by_token_count(fake_router, start_engine):
     assert (await router.end_of(1)).error.code == common_pb2.ERROR_CODE_ENGINE_LOST
     assert router.tokens[1] == [40, 41]
     await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_SERVING, "SERVING")
-    await eventually(lambda: engine.app.hub.core_restarts == 1, "the restart")
+    await eventually(lambda: engine.app.frontend.core_restarts == 1, "the restart")
     await router.submit(2, sequence_spec(PROMPT, max_tokens=50))
     assert (await router.end_of(2)).error.code == common_pb2.ERROR_CODE_ENGINE_LOST
     assert router.tokens[2] == expected_tokens(PROMPT, 6)
@@ -120,7 +120,7 @@ async def test_an_idle_engine_does_not_stall(fake_router, start_engine):
     seen = len(router.loads)
     await eventually(lambda: len(router.loads) > seen + 5, "more reports")
     assert {load.state for load in router.loads} == {engine_pb2.ENGINE_STATE_SERVING}
-    assert engine.app.hub.load().running == 0
+    assert engine.app.frontend.load().running == 0
 
 
 async def test_a_drain_finishes_what_runs_and_takes_nothing_new(fake_router, start_engine):
@@ -223,4 +223,4 @@ async def test_a_rule_can_stall_the_engine(fake_router, start_engine):
     await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_STALLED, "STALLED")
     assert router.tokens[1] == [40]
     await router.abort(1)
-    assert engine.app.hub.live_sequences == 1
+    assert engine.app.frontend.live_sequences == 1

@@ -168,7 +168,7 @@ async def test_who_has_nothing_to_publish_says_so(fake_router, start_engine, scr
     assert not attachment.hello.publishes_kv
     await eventually(lambda: len(attachment.loads) > 2, "some reports")
     assert not fake_router.publications
-    assert engine.app.hub.kv.names() is None
+    assert engine.app.frontend.prefix_cache.names() is None
 
 
 async def test_a_router_without_the_method_is_served_all_the_same(fake_router, start_engine, monkeypatch):

@@ -51,9 +51,9 @@ async def test_a_router_with_an_older_schema_is_left(fake_router, start_engine):
     fake_router.schema_revision = 0
     engine = await start_engine()
     await eventually(lambda: fake_router.attempts >= 2, "a second attempt")
-    assert len(engine.app.hub.routers) == 0
+    assert len(engine.app.frontend.routers) == 0
     fake_router.schema_revision = SCHEMA_REVISION
-    await eventually(lambda: len(engine.app.hub.routers) == 1, "an attachment")
+    await eventually(lambda: len(engine.app.frontend.routers) == 1, "an attachment")
 
 
 @pytest.mark.parametrize("secret", ["wrong", "secret-of-client-secret"])
@@ -62,10 +62,10 @@ async def test_an_engine_without_the_secret_does_not_attach(fake_router, start_e
     file.write_text(secret)
     options = {"client_secret_file": None, "engine_secret_file": file}
     engine = await start_engine(**options)
-    await eventually(lambda: engine.app.hub.ready is not None, "the core")
+    await eventually(lambda: engine.app.frontend.ready is not None, "the core")
     with pytest.raises(AssertionError, match="not within"):
         await eventually(lambda: fake_router.attempts, "an attempt that passes the gate", timeout_s=0.5)
-    assert len(engine.app.hub.routers) == 0
+    assert len(engine.app.frontend.routers) == 0
 
 
 async def test_an_abort_ends_the_sequence_and_frees_its_blocks(fake_router, start_engine):
@@ -106,7 +106,7 @@ async def test_a_waiting_sequence_is_aborted_too(fake_router, start_engine):
     router = await fake_router.attached()
     engine.faults.stall()
     await router.submit(1, sequence_spec(PROMPT))
-    await eventually(lambda: engine.app.hub.live_sequences == 1, "the sequence")
+    await eventually(lambda: engine.app.frontend.live_sequences == 1, "the sequence")
     await router.abort(1)
     engine.faults.resume()
     end = await router.end_of(1)
@@ -176,7 +176,7 @@ async def test_a_router_that_comes_back_is_found_again(
     engine = await start_engine()
     await fake_router.attached()
     await fake_router.stop()
-    await eventually(lambda: len(engine.app.hub.routers) == 0, "the loss")
+    await eventually(lambda: len(engine.app.frontend.routers) == 0, "the loss")
     second = FakeRouter.at(secrets, run_dir)
     await second.start()
     router = await second.attached()
@@ -228,7 +228,9 @@ async def test_a_slow_router_gets_merged_steps_and_loses_nothing(fake_router, st
     for handle in range(16):
         await router.submit(handle, sequence_spec([handle + 4], max_tokens=3000))
     # The engine is not slowed by a router that does not read.
-    await eventually(lambda: engine.app.hub.load().generated_tokens == 48_000, "all tokens", timeout_s=30)
+    await eventually(
+        lambda: engine.app.frontend.load().generated_tokens == 48_000, "all tokens", timeout_s=30
+    )
     assert not router.ends
     fake_router.reading.set()
     for handle in range(16):

@@ -43,7 +43,7 @@ def test_the_scripted_engine_imports_no_torch():
         "async def main():\n"
         "    app = ScriptedEngineApp(EngineConfig(insecure=True, router=('127.0.0.1:1',)))\n"
         "    await app.start()\n"
-        "    await app.hub.facts.wait()\n"
+        "    await app.frontend.facts.wait()\n"
         "    await app.stop(0)\n"
         "asyncio.run(main())\n"
         "heavy = {'torch', 'transformers', 'numpy', 'safetensors', 'gguf'} & set(sys.modules)\n"

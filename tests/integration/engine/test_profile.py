@@ -60,7 +60,7 @@ async def test_a_busy_engine_tells_its_steps(fake_router, secrets, start_engine)
 
 async def test_an_idle_engine_ends_with_the_time_and_no_steps(secrets, start_engine):
     engine = await start_engine()
-    await eventually(lambda: engine.app.hub.ready, "the core")
+    await eventually(lambda: engine.app.frontend.ready, "the core")
     trace, end = await _profile(engine, secrets.client, steps=5, max_ms=50)
     assert end.steps == 0
     assert trace["otherData"]["steps"] == 0
@@ -68,9 +68,9 @@ async def test_an_idle_engine_ends_with_the_time_and_no_steps(secrets, start_eng
 
 async def test_an_idle_engine_waits_for_steps(fake_router, secrets, start_engine):
     engine = await start_engine(script=SLOW)
-    await eventually(lambda: engine.app.hub.ready, "the core")
+    await eventually(lambda: engine.app.frontend.ready, "the core")
     waiting = asyncio.create_task(_profile(engine, secrets.client, steps=3, max_ms=60_000))
-    await eventually(lambda: engine.app.hub.profiles.busy, "the profile")
+    await eventually(lambda: engine.app.frontend.profiles.busy, "the profile")
     await _work(fake_router)
     _, end = await waiting
     assert end.steps == 3
@@ -78,22 +78,22 @@ async def test_an_idle_engine_waits_for_steps(fake_router, secrets, start_engine
 
 async def test_one_at_a_time_and_a_caller_that_goes_away_makes_room(secrets, start_engine):
     engine = await start_engine()
-    await eventually(lambda: engine.app.hub.ready, "the core")
+    await eventually(lambda: engine.app.frontend.ready, "the core")
     first = asyncio.create_task(_profile(engine, secrets.client, steps=5, max_ms=3_600_000))
-    await eventually(lambda: engine.app.hub.profiles.busy, "the profile")
+    await eventually(lambda: engine.app.frontend.profiles.busy, "the profile")
     error = await _refusal(engine, secrets.client, steps=5, max_ms=50)
     assert (error.code, error.retryable) == (common_pb2.ERROR_CODE_OVERLOADED, True)
     first.cancel()
-    await eventually(lambda: not engine.app.hub.profiles.busy, "the end of the profile")
+    await eventually(lambda: not engine.app.frontend.profiles.busy, "the end of the profile")
     _, end = await _profile(engine, secrets.client, steps=5, max_ms=50)
     assert end.steps == 0
 
 
 async def test_a_core_that_dies_ends_the_profile(secrets, start_engine):
     engine = await start_engine()
-    await eventually(lambda: engine.app.hub.ready, "the core")
+    await eventually(lambda: engine.app.frontend.ready, "the core")
     profile = asyncio.create_task(_refusal(engine, secrets.client, steps=5, max_ms=60_000))
-    await eventually(lambda: engine.app.hub.profiles.busy, "the profile")
+    await eventually(lambda: engine.app.frontend.profiles.busy, "the profile")
     engine.faults.crash()
     assert (await profile).code == common_pb2.ERROR_CODE_ENGINE_LOST
 

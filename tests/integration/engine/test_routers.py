@@ -57,7 +57,7 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
     engine = await named_engine(monkeypatch, secrets, names, script=SLOW)
     try:
         await asyncio.sleep(0.05)
-        assert len(engine.app.hub.routers) == 0
+        assert len(engine.app.frontend.routers) == 0
         names.addresses = [first.router_address]
         await first.serving(1)
         names.addresses = [first.router_address, second.router_address]
@@ -68,7 +68,7 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
         assert [tokens for tokens, _ in answers] == [expected_tokens([7, 8], 20)] * 2
         # Attached ones stay, whatever the name service says or does not say.
         running = asyncio.create_task(first.answer(sequence_spec([9], max_tokens=60)))
-        await eventually(lambda: engine.app.hub.live_sequences == 1, "a sequence that runs")
+        await eventually(lambda: engine.app.frontend.live_sequences == 1, "a sequence that runs")
         names.addresses = None
         await asyncio.sleep(0.1)
         names.addresses = [second.router_address]
@@ -76,7 +76,7 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
         assert tokens == expected_tokens([9], 60)
         # Once the router itself is gone, its address is.
         await first.router.stop()
-        await eventually(lambda: len(engine.app.hub.routers) == 1, "one router left")
+        await eventually(lambda: len(engine.app.frontend.routers) == 1, "one router left")
         await eventually(lambda: len(engine.app._links._targets) == 1, "the old address to be dropped")
         await second.serving(1)
     finally:

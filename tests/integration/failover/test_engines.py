@@ -149,9 +149,11 @@ async def test_before_the_first_token(start_cluster: StartCluster) -> None:
     for engine in cluster.engines:
         engine.faults.stall()
     answering = asyncio.create_task(ask(cluster, COMPLETIONS, body))
-    await eventually(lambda: any(e.app.hub.live_sequences == 2 for e in cluster.engines), "two at one engine")
+    await eventually(
+        lambda: any(e.app.frontend.live_sequences == 2 for e in cluster.engines), "two at one engine"
+    )
     for engine in cluster.engines:
-        if engine.app.hub.live_sequences:
+        if engine.app.frontend.live_sequences:
             engine.faults.crash()
         engine.faults.resume()
     assert await answering == expected
@@ -163,7 +165,7 @@ async def test_a_stream_of_which_nothing_came_fails_with_a_status(start_cluster:
     engine.faults.stall()
     bodies = [(COMPLETIONS, {"prompt": "a"}), (CHAT, USER), (RESPONSES, {"input": "x"})]
     asked = [asyncio.create_task(cluster.post(path, {**body, "stream": True})) for path, body in bodies]
-    await eventually(lambda: engine.app.hub.live_sequences == len(bodies), "all of them at the engine")
+    await eventually(lambda: engine.app.frontend.live_sequences == len(bodies), "all of them at the engine")
     await engine.stop()
     for answer in await asyncio.gather(*asked):
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")

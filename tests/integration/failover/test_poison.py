@@ -22,7 +22,7 @@ DEATHS = 3
 
 
 def crashes(cluster: Cluster) -> int:
-    return sum(engine.app.hub.core_restarts for engine in cluster.engines)
+    return sum(engine.app.frontend.core_restarts for engine in cluster.engines)
 
 
 async def refused(cluster: Cluster, **fields: Any) -> None:
@@ -37,7 +37,9 @@ async def test_a_guilty_request_among_innocent_ones(start_cluster: StartCluster,
     expected = [(await cluster.post(COMPLETIONS, body)).json()["choices"] for body in bodies]
     # These decode while it comes, and those begin together with it.
     early = [asyncio.create_task(cluster.post(COMPLETIONS, body)) for body in bodies[:3]]
-    await eventually(lambda: sum(e.app.hub.load().running for e in cluster.engines) == 3, "three streams")
+    await eventually(
+        lambda: sum(e.app.frontend.load().running for e in cluster.engines) == 3, "three streams"
+    )
     guilty = asyncio.create_task(refused(cluster))
     late = [asyncio.create_task(cluster.post(COMPLETIONS, body)) for body in bodies[3:]]
     await guilty
@@ -61,9 +63,13 @@ async def test_innocent_ones_that_shared_its_first_forward_twice(start_cluster: 
     for engine in cluster.engines:
         engine.faults.stall()
     jobs = [asyncio.create_task(cluster.post(COMPLETIONS, body)) for _ in range(2)]
-    await eventually(lambda: sum(e.app.hub.live_sequences for e in cluster.engines) == 4, "four that wait")
+    await eventually(
+        lambda: sum(e.app.frontend.live_sequences for e in cluster.engines) == 4, "four that wait"
+    )
     guilty = [asyncio.create_task(refused(cluster)) for _ in range(2)]
-    await eventually(lambda: sum(e.app.hub.live_sequences for e in cluster.engines) == 6, "six that wait")
+    await eventually(
+        lambda: sum(e.app.frontend.live_sequences for e in cluster.engines) == 6, "six that wait"
+    )
     for engine in cluster.engines:
         engine.faults.resume()
     await asyncio.gather(*guilty)
@@ -81,7 +87,7 @@ async def test_a_plain_call_that_kills_engines(start_fleet: Any) -> None:
         error = error_of(caught.value)
         assert (error.code, error.retryable) == (common_pb2.ERROR_CODE_POISONED, False)
     assert (await beside)[0] == expected_tokens([7], 100)
-    assert sum(engine.app.hub.core_restarts for engine in fleet.engines) == DEATHS
+    assert sum(engine.app.frontend.core_restarts for engine in fleet.engines) == DEATHS
     assert fleet.router._metrics.poisoned._value.get() == 1
 
 

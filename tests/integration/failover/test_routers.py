@@ -46,7 +46,7 @@ class Load:
             engine.faults.stall()
         self._jobs = [asyncio.create_task(self._ask(one)) for one in self._bodies]
         await eventually(
-            lambda: sum(engine.app.hub.live_sequences for engine in engines) == count, "all of them"
+            lambda: sum(engine.app.frontend.live_sequences for engine in engines) == count, "all of them"
         )
         for engine in engines:
             engine.faults.resume()
@@ -59,7 +59,7 @@ class Load:
         await self._cluster.idle()
 
     def _running(self) -> int:
-        return sum(engine.app.hub.load().running for engine in self._cluster.engines)
+        return sum(engine.app.frontend.load().running for engine in self._cluster.engines)
 
     async def _ask(self, request: dict[str, Any]) -> str:
         answer = await self._cluster.post(COMPLETIONS, request)

@@ -66,7 +66,7 @@ async def test_lines_at_work_and_one_that_no_minute_allows(start_stack: StartSta
     async with client_of(stack) as client:
         job = asyncio.create_task(ended(client, await started(client, lines), 40))
         while not job.done():
-            most = max(most, stack.engine.app.hub.load().running)
+            most = max(most, stack.engine.app.frontend.load().running)
             await asyncio.sleep(0.002)
         batch = await job
         assert batch.request_counts is not None
@@ -75,5 +75,5 @@ async def test_lines_at_work_and_one_that_no_minute_allows(start_stack: StartSta
     assert error["response"]["status_code"] == 429
     assert error["response"]["body"]["error"]["code"] == "exceeds_key_limit"
     assert most == 1
-    await eventually(lambda: stack.engine.app.hub.live_sequences == 0, "an idle engine")
+    await eventually(lambda: stack.engine.app.frontend.live_sequences == 0, "an idle engine")
     assert await ask(stack, ALICE) == 200

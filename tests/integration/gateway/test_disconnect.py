@@ -28,7 +28,7 @@ def stop_reading(connection: Connection) -> None:
 
 def engine_load(stack: Stack) -> tuple[int, int]:
     """Running and waiting in the engine."""
-    load = stack.engine.app.hub.load()
+    load = stack.engine.app.frontend.load()
     return load.running, load.waiting
 
 
@@ -80,7 +80,9 @@ async def test_hang_up_during_prefill(start_stack: StartStack, stream: bool) -> 
     connection = await stack.open_stream(
         COMPLETIONS, {"prompt": [7] * 1000, "max_tokens": 20, "stream": stream}
     )
-    await eventually(lambda: stack.engine.app.hub.load().pending_prefill_tokens > 100, "a prefill under way")
+    await eventually(
+        lambda: stack.engine.app.frontend.load().pending_prefill_tokens > 100, "a prefill under way"
+    )
     connection.close()
     async with asyncio.timeout(2):
         await stack.idle()

@@ -98,9 +98,9 @@ async def test_a_crashed_core_is_waited_for(start_stack: StartStack, stream: boo
     stack = await start_stack(script(step_delay_ms=1))
     body = {"max_tokens": 300, "seed": 1, "stream": stream}
     expected = joined(await stack.complete(**body))
-    steps = stack.engine.app.hub.load().steps
+    steps = stack.engine.app.frontend.load().steps
     job = asyncio.create_task(stack.complete(**body))
-    await eventually(lambda: stack.engine.app.hub.load().steps > steps + 3, "some steps")
+    await eventually(lambda: stack.engine.app.frontend.load().steps > steps + 3, "some steps")
     stack.faults.crash()
     assert joined(await asyncio.wait_for(job, 10)) == expected
     await stack.alive()
@@ -110,7 +110,7 @@ async def test_a_crashed_core_is_waited_for(start_stack: StartStack, stream: boo
 async def test_an_engine_that_stays_away_ends_requests(start_stack: StartStack, stream: bool) -> None:
     stack = await start_stack(script(step_delay_ms=5), failover_wait_s=0.5)
     job = asyncio.create_task(stack.complete(max_tokens=900, stream=stream))
-    await eventually(lambda: stack.engine.app.hub.load().steps > 3, "some steps")
+    await eventually(lambda: stack.engine.app.frontend.load().steps > 3, "some steps")
     await stack.engine.stop()
     answer = await asyncio.wait_for(job, 10)
     if stream:
@@ -140,7 +140,7 @@ async def test_without_an_engine_nothing_is_served(start_stack: StartStack) -> N
 async def test_a_router_that_stays_away_ends_requests(start_stack: StartStack, stream: bool) -> None:
     stack = await start_stack(script(step_delay_ms=5), failover_wait_s=0.5)
     job = asyncio.create_task(stack.complete(max_tokens=900, stream=stream))
-    await eventually(lambda: stack.engine.app.hub.load().steps > 3, "some steps")
+    await eventually(lambda: stack.engine.app.frontend.load().steps > 3, "some steps")
     await stack.router.stop()
     answer = await asyncio.wait_for(job, 10)
     if stream:
@@ -227,7 +227,7 @@ async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target
 async def test_draining_finishes_streams_and_refuses_new_requests(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=5))
     job = asyncio.create_task(stack.complete(max_tokens=100, stream=True))
-    await eventually(lambda: stack.engine.app.hub.load().running == 1, "a running sequence")
+    await eventually(lambda: stack.engine.app.frontend.load().running == 1, "a running sequence")
     stopping = asyncio.create_task(stack.gateway.stop(10))
     await eventually(lambda: stack.gateway._service.draining, "a draining gateway")
     assert (await stack.get("/ready")).json() == {"status": "draining"}
@@ -245,7 +245,7 @@ async def test_draining_finishes_streams_and_refuses_new_requests(start_stack: S
 async def test_a_drain_ends_what_takes_too_long(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=20))
     job = asyncio.create_task(stack.complete(max_tokens=900, stream=True))
-    await eventually(lambda: stack.engine.app.hub.load().steps > 2, "some steps")
+    await eventually(lambda: stack.engine.app.frontend.load().steps > 2, "some steps")
     await asyncio.wait_for(stack.gateway.stop(0.2), 10)
     answer = await job
     assert answer.events[-2]["error"]["code"] == "engine_unavailable"

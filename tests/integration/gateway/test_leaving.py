@@ -128,7 +128,7 @@ async def test_a_gateway_that_can_serve_nothing_leaves_at_once(start_stack: Star
 async def test_refusals_while_draining_end_their_connections(start_stack: StartStack) -> None:
     stack: Stack = await start_stack(script(step_delay_ms=5))
     job = asyncio.create_task(stack.complete(max_tokens=100, stream=True))
-    await eventually(lambda: stack.engine.app.hub.load().running == 1, "a running sequence")
+    await eventually(lambda: stack.engine.app.frontend.load().running == 1, "a running sequence")
     stopping = asyncio.create_task(stack.gateway.stop(10))
     await eventually(lambda: stack.gateway._service.draining, "a draining gateway")
     refused = await stack.complete()

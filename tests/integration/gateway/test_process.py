@@ -148,7 +148,7 @@ async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, ru
         assert memory < 150
         stack.faults.step_delay_s = 0.01
         job = asyncio.create_task(call(address, "POST", "/v1/completions", {**body, "n": 1}, headers))
-        await eventually(lambda: stack.engine.app.hub.load().running, "a running sequence")
+        await eventually(lambda: stack.engine.app.frontend.load().running, "a running sequence")
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             while await status_of(address, "/ready") != 503:  # noqa: ASYNC110 - another process

@@ -42,8 +42,8 @@ async def test_many_prompts_are_byte_exact_and_none_is_computed_twice(start_flee
         assert end.usage.prompt_tokens == len(prompt)
         assert end.usage.transferred_tokens + end.usage.cached_tokens >= len(prompt) - 1
     assert (count(fleet, "begun"), count(fleet, "done")) == (30, 30)
-    made = [engine.app.hub.transfers.made for engine in fleet.engines]
-    arrived = [engine.app.hub.transfers.arrived for engine in fleet.engines]
+    made = [engine.app.frontend.transfers.made for engine in fleet.engines]
+    arrived = [engine.app.frontend.transfers.arrived for engine in fleet.engines]
     assert (sum(made[:2]), sum(arrived[2:])) == (30, 30)
     await fleet.idle()
 
@@ -65,14 +65,14 @@ async def test_kv_that_does_not_arrive_is_computed(start_fleet):
     decode.faults.stall_after_tokens = 2
     answer = asyncio.create_task(fleet.answer(sequence_spec(PROMPT)))
     # With its first tokens nobody wants the KV any more.
-    await eventually(lambda: prefill.app.hub.transfers.withdrawn == 1, "the withdrawal")
-    assert decode.app.hub.live_sequences == 1
+    await eventually(lambda: prefill.app.frontend.transfers.withdrawn == 1, "the withdrawal")
+    assert decode.app.frontend.live_sequences == 1
     decode.faults.resume()
     tokens, end = await answer
     assert tokens == expected_tokens(PROMPT, 8)
     assert end.usage.transferred_tokens == 0
     assert count(fleet, "recomputed") == 1
-    assert decode.app.hub.transfers.faults == {"mismatch": 1}
+    assert decode.app.frontend.transfers.faults == {"mismatch": 1}
     await fleet.idle()
 
 
@@ -92,7 +92,7 @@ async def test_the_first_engine_fails(start_fleet, how):
         prefill.faults.stalled = True
     answer = asyncio.create_task(fleet.answer(sequence_spec(PROMPT)))
     if how == "loss":
-        await eventually(lambda: prefill.app.hub.live_sequences == 1, "the first half")
+        await eventually(lambda: prefill.app.frontend.live_sequences == 1, "the first half")
         prefill.drop_streams()
     tokens, end = await answer
     assert tokens == expected_tokens(PROMPT, 8)
@@ -106,14 +106,14 @@ async def test_the_second_engine_is_lost_before_its_first_token(start_fleet):
     decode = fleet.engines[1]
     decode.faults.stalled = True
     answer = asyncio.create_task(fleet.answer(sequence_spec(PROMPT, max_tokens=20)))
-    await eventually(lambda: decode.app.hub.live_sequences == 1, "the second half")
+    await eventually(lambda: decode.app.frontend.live_sequences == 1, "the second half")
     decode.drop_streams()
     tokens, end = await answer
     assert tokens == expected_tokens(PROMPT, 20)
     assert end.usage.transferred_tokens == 0
     assert (count(fleet, "offered"), count(fleet, "lost")) == (1, 1)
     decode.faults.resume()
-    await eventually(lambda: fleet.engines[0].app.hub.transfers.withdrawn == 1, "the withdrawal")
+    await eventually(lambda: fleet.engines[0].app.frontend.transfers.withdrawn == 1, "the withdrawal")
     await fleet.idle()
 
 
@@ -124,12 +124,12 @@ async def test_a_client_that_goes_away_leaves_nothing_in_either_engine(start_fle
         engine.faults.stalled = True
         call = fleet.generate(sequence_spec(PROMPT))
         reader = asyncio.create_task(call.read())
-        await eventually(lambda engine=engine: engine.app.hub.live_sequences == 1, "the half")
+        await eventually(lambda engine=engine: engine.app.frontend.live_sequences == 1, "the half")
         call.cancel()
         reader.cancel()
         engine.faults.resume()
         await fleet.idle()
-    await eventually(lambda: prefill.app.hub.transfers.withdrawn >= 1, "the withdrawal")
+    await eventually(lambda: prefill.app.frontend.transfers.withdrawn >= 1, "the withdrawal")
 
 
 async def test_samples_of_one_prompt_transfer_it_once(start_fleet):

@@ -71,7 +71,7 @@ async def ask(fleet, number, salt=""):
 
 def core_pid(app) -> int:
     """The process of an engine's core."""
-    return app.hub._core._process.pid
+    return app.frontend._core._process.pid
 
 
 async def test_prompts_move_and_either_engine_may_be_killed(engines):
@@ -80,14 +80,14 @@ async def test_prompts_move_and_either_engine_may_be_killed(engines):
     for number, (tokens, end) in enumerate(answers):
         assert tokens == wanted[number]
         assert end.usage.transferred_tokens + end.usage.cached_tokens == len(PROMPTS[number]) - 1
-    decode, prefill = apps["decode"].hub, apps["prefill"].hub
+    decode, prefill = apps["decode"].frontend, apps["prefill"].frontend
     assert decode.graphs.prefill.tokens == 0
     assert (decode.transfers.arrived, dict(decode.transfers.faults)) == (8, {})
     await eventually(lambda: prefill.load().used_blocks == decode.load().used_blocks == 0, "no block in use")
     # Prompts that its core had not done are computed by the other.
     for role in ("prefill", "decode"):
         asked = [asyncio.create_task(ask(fleet, number, salt=role)) for number in range(8)]
-        await eventually(lambda role=role: apps[role].hub.live_sequences > 0, "work", timeout_s=START_S)
+        await eventually(lambda role=role: apps[role].frontend.live_sequences > 0, "work", timeout_s=START_S)
         os.kill(core_pid(apps[role]), signal.SIGKILL)
         for number, task in enumerate(asked):
             assert (await task)[0] == wanted[number]

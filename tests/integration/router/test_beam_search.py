@@ -106,8 +106,8 @@ async def test_a_search_counts_as_its_beams(start_fleet):
         await fleet.answer(search_spec(3, 1))
     assert error_of(refused.value).code == common_pb2.ERROR_CODE_OVERLOADED
     small = asyncio.create_task(fleet.answer(search_spec(2, 1)))
-    await until(lambda: engine.app.hub.live_sequences == 2)
-    report = engine.app.hub.load()
+    await until(lambda: engine.app.frontend.live_sequences == 2)
+    report = engine.app.frontend.load()
     assert report.running + report.waiting == 6
     engine.faults.resume()
     assert (await running)[1].reason == (await small)[1].reason == LENGTH

@@ -50,7 +50,7 @@ async def test_a_drained_engine_finishes_leaves_and_ends_with_0(start_fleet):
     answers = await asyncio.gather(*(fleet.answer(sequence_spec([7, n], max_tokens=8)) for n in range(3, 11)))
     for number, (tokens, _) in enumerate(answers):
         assert tokens == expected_tokens([7, number + 3], 8)
-    assert fleet.engines[0].app.hub.load().generated_tokens >= 64
+    assert fleet.engines[0].app.frontend.load().generated_tokens >= 64
     for index, (call, first) in enumerate(zip(calls, begun, strict=True)):
         tokens, end = await rest_of(call)
         assert first + tokens == expected_tokens([9, index + 3], 150)

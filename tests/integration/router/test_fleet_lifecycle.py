@@ -27,7 +27,7 @@ async def test_an_engine_that_joins_under_load_gets_what_waits(start_fleet):
     joined = await fleet.add_engine(script=NARROW)
     for prompt, (tokens, _) in zip(prompts, await running, strict=True):
         assert tokens == expected_tokens(prompt, 60)
-    assert joined.app.hub.load().generated_tokens >= 4 * 60
+    assert joined.app.frontend.load().generated_tokens >= 4 * 60
     await fleet.idle()
 
 
@@ -78,7 +78,7 @@ async def test_an_engine_that_stalls_loses_its_work_until_it_makes_steps_again(s
     fleet = await start_fleet(script=SLOW, router={"stall_s": 0.5}, stall_limit_s=60.0)
     stalls = fleet.engines[0]
     call = asyncio.create_task(fleet.answer(sequence_spec([11, 12], max_tokens=200)))
-    await eventually(lambda: stalls.app.hub.load().generated_tokens > 3, "tokens")
+    await eventually(lambda: stalls.app.frontend.load().generated_tokens > 3, "tokens")
     stalls.faults.stall()
     helper = await fleet.add_engine(script=SLOW)
     await fleet.serving(1)
@@ -91,7 +91,7 @@ async def test_an_engine_that_stalls_loses_its_work_until_it_makes_steps_again(s
     assert (await call)[0] == expected_tokens([11, 12], 200)
     tokens, _ = await fleet.answer(sequence_spec([5], max_tokens=8))
     assert tokens == expected_tokens([5], 8)
-    assert helper.app.hub.load().generated_tokens >= 8
+    assert helper.app.frontend.load().generated_tokens >= 8
     stalls.faults.resume()
     await fleet.serving(2)
     await fleet.idle()
@@ -103,9 +103,9 @@ async def test_a_crash_loop_is_not_given_everything_at_once(start_fleet):
     (engine,) = fleet.engines
     call = asyncio.create_task(fleet.answer(sequence_spec([9], max_tokens=100)))
     for crashes in (1, 2):
-        await eventually(lambda: engine.app.hub.load().running == 1, "a sequence that runs")
+        await eventually(lambda: engine.app.frontend.load().running == 1, "a sequence that runs")
         engine.faults.crash()
-        await eventually(lambda n=crashes: engine.app.hub.core_restarts == n, "another core")
+        await eventually(lambda n=crashes: engine.app.frontend.core_restarts == n, "another core")
         await fleet.serving(1)
     (attached,) = fleet.router.fleet
     assert not attached.available

@@ -12,7 +12,7 @@ import grpc
 from catenary.blockhash import BlockHashes
 from catenary.v1 import router_pb2
 from catenary_testing.engine import Script, ScriptedCapacity
-from services.engine.servicer import KvOutbox
+from services.engine.servicer import PrefixCacheDelta
 from tests.support.fleet import Fleet
 from tests.support.kv_matched import matched
 from tests.support.specs import expected_tokens, sequence_spec
@@ -104,16 +104,16 @@ async def test_changes_that_get_lost_are_found_and_made_good(start_fleet, monkey
     fleet = await start_fleet(script=CACHING, **FAST_KV)
     index, (engine,) = fleet.router.kv_index, fleet.router.fleet
     await eventually(lambda: index.complete(engine), "the first snapshot")
-    changes, lost = KvOutbox._changes, []
+    changes, lost = PrefixCacheDelta._changes, []
 
-    def lossy(outbox):
-        messages = list(changes(outbox))
+    def lossy(delta):
+        messages = list(changes(delta))
         if not lost:
             lost.extend(messages)
             return iter(())
         return iter(messages)
 
-    monkeypatch.setattr(KvOutbox, "_changes", lossy)
+    monkeypatch.setattr(PrefixCacheDelta, "_changes", lossy)
     await fleet.answer(sequence_spec(PROMPT, max_tokens=9))
     await eventually(lambda: lost, "a message that is lost")
     other = [number + 100 for number in PROMPT]
@@ -147,11 +147,11 @@ async def test_whatever_happens_the_index_comes_to_what_the_engines_hold(start_f
             case 1:
                 engine.drop_streams()
             case 2:
-                for outbox in engine.app.hub.kv._outboxes:
-                    outbox.renew()
+                for delta in engine.app.frontend.prefix_cache._deltas:
+                    delta.renew()
         await asyncio.gather(*asked)
         await fleet.serving(3)
-    held = {engine.instance_id: engine.app.hub.kv for engine in fleet.engines}
+    held = {engine.instance_id: engine.app.frontend.prefix_cache for engine in fleet.engines}
 
     def agrees() -> bool:
         for engine in fleet.router.fleet:
@@ -163,7 +163,7 @@ async def test_whatever_happens_the_index_comes_to_what_the_engines_hold(start_f
         return True
 
     await eventually(agrees, "an index of what the engines hold")
-    assert index.pairs == sum(len(board.names()) for board in held.values()) > 0
+    assert index.pairs == sum(len(mirror.names()) for mirror in held.values()) > 0
 
 
 async def test_turns_of_a_conversation_go_where_it_is_cached(start_fleet):

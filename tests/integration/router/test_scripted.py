@@ -77,7 +77,7 @@ async def test_sequences_outlive_a_core_that_dies(start_fleet):
     (engine,) = fleet.engines
     engine.faults.stall()
     tasks = [asyncio.create_task(outcome(fleet, [n], max_tokens=64)) for n in range(8)]
-    await eventually(lambda: engine.app.hub.live_sequences == 8, "eight sequences")
+    await eventually(lambda: engine.app.frontend.live_sequences == 8, "eight sequences")
     engine.faults.resume()
     engine.faults.crash_after_tokens = 40
     for number, (tokens, end) in enumerate(await asyncio.gather(*tasks)):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.engine.core.outputs import KvNews, net_changes
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
-from services.engine.servicer import Core, KvBoard, KvOutbox
+from services.engine.servicer import Core, PrefixCacheDelta, PrefixCacheMirror
 from tests.support.kv_follower import KvFollower, names_of
 
 
@@ -113,56 +113,56 @@ def test_contents_come_in_parts() -> None:
         (65_536, True, False),
         (4_464, False, True),
     ]
-    board = KvBoard()
+    mirror = PrefixCacheMirror()
     for part in parts[:1]:
-        board.take(part)
-    assert board.names() is None
-    board.take(parts[1])
-    assert len(board.names() or ()) == 70_000
+        mirror.take(part)
+    assert mirror.names() is None
+    mirror.take(parts[1])
+    assert len(mirror.names() or ()) == 70_000
 
 
 def test_the_core_is_asked_when_the_first_router_follows_and_once_a_life() -> None:
-    board, core = KvBoard(), FollowedCore()
-    board.core_ready(core, publishes=True)
+    mirror, core = PrefixCacheMirror(), FollowedCore()
+    mirror.core_ready(core, publishes=True)
     assert core.followed == 0
-    first = board.join(max_pending=10)
-    board.join(max_pending=10)
-    board.leave(first)
-    board.join(max_pending=10)
+    first = mirror.join(max_pending=10)
+    mirror.join(max_pending=10)
+    mirror.leave(first)
+    mirror.join(max_pending=10)
     assert core.followed == 1
-    board.core_lost()
+    mirror.core_lost()
     other = FollowedCore()
-    board.core_ready(other, publishes=True)
+    mirror.core_ready(other, publishes=True)
     assert (core.followed, other.followed) == (1, 1)
-    board.core_lost()
-    board.core_ready(without := FollowedCore(), publishes=False)
+    mirror.core_lost()
+    mirror.core_ready(without := FollowedCore(), publishes=False)
     assert without.followed == 0
 
 
 def test_a_dead_core_clears_what_routers_know_and_the_next_one_tells_anew() -> None:
-    board = KvBoard()
-    board.core_ready(FollowedCore(), publishes=True)
-    outbox, router = board.join(max_pending=10), KvFollower()
-    assert outbox.take() == []
-    board.take(KvContents(name(1) + name(2), True, True))
-    deliver(outbox, router)
+    mirror = PrefixCacheMirror()
+    mirror.core_ready(FollowedCore(), publishes=True)
+    delta, router = mirror.join(max_pending=10), KvFollower()
+    assert delta.take() == []
+    mirror.take(KvContents(name(1) + name(2), True, True))
+    deliver(delta, router)
     assert router.names == {name(1), name(2)}
-    board.core_lost()
-    deliver(outbox, router)
-    assert (router.names, router.number, board.names()) == (set(), 1, None)
-    board.core_ready(FollowedCore(), publishes=True)
+    mirror.core_lost()
+    deliver(delta, router)
+    assert (router.names, router.number, mirror.names()) == (set(), 1, None)
+    mirror.core_ready(FollowedCore(), publishes=True)
     # Late news of the first life.
-    board.take(KvChanges(False, b"", name(3)))
-    assert outbox.take() == []
-    board.take(KvContents(b"", True, True))
-    board.take(KvChanges(False, b"", name(4)))
-    deliver(outbox, router)
+    mirror.take(KvChanges(False, b"", name(3)))
+    assert delta.take() == []
+    mirror.take(KvContents(b"", True, True))
+    mirror.take(KvChanges(False, b"", name(4)))
+    deliver(delta, router)
     assert router.names == {name(4)}
     assert router.snapshots == 2
 
 
-def deliver(outbox: KvOutbox, router: KvFollower) -> None:
-    for message in outbox.take():
+def deliver(delta: PrefixCacheDelta, router: KvFollower) -> None:
+    for message in delta.take():
         router.take(message)
 
 
@@ -177,14 +177,14 @@ moves = st.one_of(
 def test_whatever_is_merged_or_dropped_all_know_the_same_in_the_end(
     todo: list[tuple[str, int]], blocks: int, events: int, pending: int
 ) -> None:
-    cache, board = Cache(blocks, events), KvBoard()
-    board.core_ready(FollowedCore(), publishes=True)
-    links = [(board.join(max_pending=pending), KvFollower()) for _ in range(2)]
+    cache, mirror = Cache(blocks, events), PrefixCacheMirror()
+    mirror.core_ready(FollowedCore(), publishes=True)
+    links = [(mirror.join(max_pending=pending), KvFollower()) for _ in range(2)]
     cache.news.follow()
 
     def step() -> None:
         for news in cache.news.due():
-            board.take(news)
+            mirror.take(news)
 
     for what, number in todo:
         match what:
@@ -199,7 +199,7 @@ def test_whatever_is_merged_or_dropped_all_know_the_same_in_the_end(
             case "deliver":
                 deliver(*links[number])
     step()
-    for outbox, router in links:
-        deliver(outbox, router)
-        assert router.names == cache.names == set(board.names() or ())
-        assert len(outbox.take()) == 0
+    for delta, router in links:
+        deliver(delta, router)
+        assert router.names == cache.names == set(mirror.names() or ())
+        assert len(delta.take()) == 0

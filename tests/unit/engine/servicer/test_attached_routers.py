@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.engine.servicer.mailbox import LOAD_DUE, AttachedRouters, RouterOutbox
+from services.engine.servicer.routers import LOAD_DUE, AttachedRouters, RouterOutbox
 
 
 def attached(count: int, **limits: float) -> tuple[AttachedRouters, list[RouterOutbox]]:

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
-from services.engine.servicer import EngineHub, KvPublishing, SequenceLimits
-from services.engine.servicer.kv_stream import KvStream
+from services.engine.servicer import EngineFrontend, KvPublishing, SequenceLimits
+from services.engine.servicer.attachment import KvStream
 
 TERMS = KvPublishing(0.0, 10, 0.0, 0.001, 0.001, 60.0)
 
@@ -53,10 +53,12 @@ class Stub:
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_stream_that_ends_does_not_swallow_the_cancellation(turns: int) -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
-    hub.ready = CoreReady(ModelFacts(10, 10, [], "float32", ""), CapacityFacts(4, 8, 1, 1, 10), True)
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
+    frontend.ready = CoreReady(ModelFacts(10, 10, [], "float32", ""), CapacityFacts(4, 8, 1, 1, 10), True)
     stub: Any = Stub()
-    task = asyncio.create_task(KvStream(stub, "engine", hub, TERMS).run(1))
+    task = asyncio.create_task(KvStream(stub, "engine", frontend, TERMS).run(1))
     await stub.opened.acquire()
     # Its tasks begin to read and write.
     await asyncio.sleep(0)
@@ -70,10 +72,12 @@ async def test_a_stream_that_ends_does_not_swallow_the_cancellation(turns: int) 
 
 
 async def test_a_stream_that_ends_is_opened_again() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
-    hub.ready = CoreReady(ModelFacts(10, 10, [], "float32", ""), CapacityFacts(4, 8, 1, 1, 10), True)
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
+    frontend.ready = CoreReady(ModelFacts(10, 10, [], "float32", ""), CapacityFacts(4, 8, 1, 1, 10), True)
     stub: Any = Stub()
-    task = asyncio.create_task(KvStream(stub, "engine", hub, TERMS).run(3))
+    task = asyncio.create_task(KvStream(stub, "engine", frontend, TERMS).run(3))
     async with asyncio.timeout(5):
         for _ in range(3):
             await stub.opened.acquire()

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from services.engine.servicer.kv_stream import KvPublishing
+from services.engine.servicer.attachment import KvPublishing
 from services.engine.servicer.router_links import LinkTimes, RouterLink
 
 TIMES = LinkTimes(

@@ -23,10 +23,11 @@ from services.engine.link import (
     StepColumns,
     TransferLoad,
 )
-from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
+from services.engine.servicer import EngineCollector, EngineFrontend, SequenceLimits
 from services.engine.servicer.attachment import Lease, LeaseRefused
-from services.engine.servicer.hub import ProgressWatch
-from services.engine.servicer.mailbox import LOAD_DUE, RouterOutbox, rows_of
+from services.engine.servicer.contract import rows_of
+from services.engine.servicer.frontend import ProgressWatch
+from services.engine.servicer.routers import LOAD_DUE, RouterOutbox
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 
 
@@ -249,9 +250,11 @@ def test_impossible_terms_are_refused(fields: dict[str, int]) -> None:
         Lease(_attached(**fields), now=0, orphan_timeout_s=60)
 
 
-def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
-    metrics = {metric.name: metric for metric in EngineCollector(hub).collect()}
+def test_metrics_come_from_the_frontend_with_state_and_phase_as_the_only_labels() -> None:
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
+    metrics = {metric.name: metric for metric in EngineCollector(frontend).collect()}
     assert metrics["catenary_engine_running_sequences"].samples[0].value == 0
     assert metrics["catenary_engine_steps"].samples[0].name == "catenary_engine_steps_total"
     states = {sample.labels["state"]: sample.value for sample in metrics["catenary_engine_state"].samples}
@@ -261,16 +264,18 @@ def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> 
 
 
 def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
     figures = GraphLoad(5, 2, prefill=PhaseLoad(100, 28, 4, 3), decode=PhaseLoad(10, 6, 40, 24))
     constraints = ConstraintLoad(4, 9, 1, masks=7, compile_seconds=0.5, mask_seconds=0.25)
-    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures, constraints=constraints)))
+    frontend.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures, constraints=constraints)))
     samples = {
         (
             sample.name.removeprefix("catenary_engine_"),
             sample.labels.get("phase") or sample.labels.get("result"),
         ): sample.value
-        for metric in EngineCollector(hub).collect()
+        for metric in EngineCollector(frontend).collect()
         for sample in metric.samples
     }
     assert samples["captured_buckets", None] == 5
@@ -289,22 +294,26 @@ def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:
 
 
 async def test_an_engine_is_not_idle_while_its_kv_is_to_be_fetched() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
-    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, offers=1))))
-    hub.drain()
-    idle = asyncio.create_task(hub.idle())
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
+    frontend.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, offers=1))))
+    frontend.drain()
+    idle = asyncio.create_task(frontend.idle())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not idle.done()
-    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, fetched=1))))
+    frontend.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, fetched=1))))
     await idle
 
 
 def test_all_counters_go_on_over_cores_that_die_and_gauges_do_not() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
     for count in (1, 2):
-        hub.core_lost()
-        assert (hub.load().used_blocks, hub.graphs.captured, hub.transfers.blocks) == (0, 0, 0)
+        frontend.core_lost()
+        assert (frontend.load().used_blocks, frontend.graphs.captured, frontend.transfers.blocks) == (0, 0, 0)
         load = CoreLoad(
             used_blocks=4,
             steps=10 * count,
@@ -312,23 +321,33 @@ def test_all_counters_go_on_over_cores_that_die_and_gauges_do_not() -> None:
             constraints=ConstraintLoad(compiled=count, mask_seconds=0.5),
             transfers=TransferLoad(made=count, blocks=3, faults={"gone": count}),
         )
-        hub.core_stepped(CoreStep(StepColumns(), load))
-    assert (hub.load().steps, hub.load().used_blocks) == (30, 4)
-    assert (hub.graphs.captured, hub.graphs.first_seen, hub.graphs.device) == (5, 6, {"replays": 3})
-    assert (hub.constraints.compiled, hub.constraints.mask_seconds) == (3, 1.0)
-    assert (hub.transfers.made, hub.transfers.blocks, hub.transfers.faults) == (3, 3, {"gone": 3})
+        frontend.core_stepped(CoreStep(StepColumns(), load))
+    assert (frontend.load().steps, frontend.load().used_blocks) == (30, 4)
+    assert (frontend.graphs.captured, frontend.graphs.first_seen, frontend.graphs.device) == (
+        5,
+        6,
+        {"replays": 3},
+    )
+    assert (frontend.constraints.compiled, frontend.constraints.mask_seconds) == (3, 1.0)
+    assert (frontend.transfers.made, frontend.transfers.blocks, frontend.transfers.faults) == (
+        3,
+        3,
+        {"gone": 3},
+    )
 
 
 def test_prompts_are_counted_over_cores_that_die_and_under_both_names() -> None:
-    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
-    hub.core_stepped(
+    frontend = EngineFrontend(
+        stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None
+    )
+    frontend.core_stepped(
         CoreStep(StepColumns(), CoreLoad(prompt_tokens=90, cached_prompt_tokens=64, preemptions=2))
     )
-    hub.core_lost()
-    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(prompt_tokens=10, cached_prompt_tokens=1)))
-    load = hub.load()
+    frontend.core_lost()
+    frontend.core_stepped(CoreStep(StepColumns(), CoreLoad(prompt_tokens=10, cached_prompt_tokens=1)))
+    load = frontend.load()
     assert (load.prompt_tokens, load.cached_prompt_tokens, load.preemptions) == (100, 65, 2)
-    values = {sample.name: sample.value for m in EngineCollector(hub).collect() for sample in m.samples}
+    values = {sample.name: sample.value for m in EngineCollector(frontend).collect() for sample in m.samples}
     for ours, alias, value in (
         ("prompt_tokens", "prefix_cache_queries", 100),
         ("cached_prompt_tokens", "prefix_cache_hits", 65),

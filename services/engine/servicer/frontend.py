@@ -1,4 +1,4 @@
-"""The hub between routers and the core: leases, admission, steps, loads and the engine's state."""
+"""The frontend between routers and the core: leases, admission, steps, loads and the engine's state."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ from services.engine.link import (
     ModelFacts,
     TransferLoad,
 )
-from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits, with_role
-from services.engine.servicer.core import Core, CoreRefusal
-from services.engine.servicer.kv_events import KvBoard
-from services.engine.servicer.mailbox import AttachedRouters, RouterOutbox, rows_of
-from services.engine.servicer.profiles import Profiles
-from services.engine.servicer.refusals import (
+from services.engine.servicer.admission import (
+    Admission,
+    Inadmissible,
+    SequenceLimits,
     duplicate,
     engine_lost,
     full,
     kept,
     not_alone,
     not_taking,
+    with_role,
 )
+from services.engine.servicer.contract import rows_of
+from services.engine.servicer.core import Core, CoreRefusal
+from services.engine.servicer.prefix_cache import PrefixCacheMirror
+from services.engine.servicer.profiles import Profiles
+from services.engine.servicer.routers import AttachedRouters, RouterOutbox
 from services.engine.servicer.sequences import LiveSequence, OfferHandles, SequenceTable, SequenceTrace
 
 log = get_logger(__name__)
@@ -124,7 +128,7 @@ def _added(past: Any, now: Any) -> Any:
     return replace(now, **{name: _added(getattr(past, name), getattr(now, name)) for name in names})
 
 
-class EngineHub:
+class EngineFrontend:
     """Sequences, state and load of this engine. Used from one event loop; nothing here waits for a peer.
 
     `clock` gives steady seconds. `on_state` is told each change of state.
@@ -156,7 +160,7 @@ class EngineHub:
         self._idle.set()
         self.routers = AttachedRouters(kept_limit_s=kept_limit_s)
         self.profiles = Profiles()
-        self.kv = KvBoard()
+        self.prefix_cache = PrefixCacheMirror()
         self.facts = asyncio.Event()
         self.ready: CoreReady | None = None
         self.admission: Admission | None = None
@@ -248,7 +252,7 @@ class EngineHub:
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
         self.profiles.core_ready(core)
-        self.kv.core_ready(core, publishes=ready.publishes_kv)
+        self.prefix_cache.core_ready(core, publishes=ready.publishes_kv)
         self.facts.set()
         self.refresh()
 
@@ -259,7 +263,7 @@ class EngineHub:
         self._watch.reset()
         self.profiles.core_lost()
         self._offers.clear()
-        self.kv.core_lost()
+        self.prefix_cache.core_lost()
         self._end_all(engine_lost("The engine's core died."))
         self.refresh()
 

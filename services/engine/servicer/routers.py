@@ -1,103 +1,16 @@
-"""Routers that are attached: their turns, and what waits for each, merged where a router reads slowly."""
+"""Attached routers: the outbox of each, and their turns at an engine that is reserved for one of them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
 from typing import Final
 
-from catenary.columns import StepRow, split_columns
 from catenary.outbox import Messages, Outbox, Steps
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.domain import CoreErrorCode, FinishReason
-from services.engine.link import EndRow, HypothesisRow, OfferedKv, StepColumns
 
 log = get_logger(__name__)
-
-
-def _hypothesis_of(row: HypothesisRow) -> common_pb2.Hypothesis:
-    """A hypothesis as it is sent."""
-    message = common_pb2.Hypothesis(
-        token_ids=row.token_ids,
-        score=row.score,
-        reason=(
-            common_pb2.FINISH_REASON_STOP
-            if row.reason is FinishReason.STOP
-            else common_pb2.FINISH_REASON_LENGTH
-        ),
-        stop_token_id=row.stop_token_id,
-    )
-    if row.sampled is not None:
-        columns = common_pb2.LogprobColumns(
-            rows=[0],
-            sampled=row.sampled,
-            top_counts=row.top_counts,
-            top_ids=row.top_ids,
-            top_logprobs=row.top_logprobs,
-        )
-        message.logprobs.CopyFrom(columns)
-    return message
-
-
-def _offer_message(offer: OfferedKv) -> common_pb2.KvOffer:
-    """The core's offer in the contract's words."""
-    return common_pb2.KvOffer(
-        connector=offer.connector,
-        address=offer.address,
-        ticket=offer.ticket,
-        host_id=offer.host_id,
-        blocks=offer.blocks,
-        tokens=offer.tokens,
-        layout=offer.layout,
-    )
-
-
-_REASONS = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
-    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
-}
-
-
-def rows_of(columns: StepColumns) -> Iterator[StepRow]:
-    """The rows of a core's step; their handles are the core's keys."""
-    ends = {end.row: _end_of(end) for end in columns.ends}
-    return split_columns(
-        columns.keys,
-        columns.token_counts,
-        columns.token_ids,
-        columns.logprob_rows,
-        columns,
-        ends,
-        columns.prompts,
-    )
-
-
-def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
-    message = common_pb2.SequenceEnd(
-        reason=_REASONS[end.reason],
-        usage=common_pb2.Usage(
-            prompt_tokens=end.prompt_tokens,
-            cached_tokens=end.cached_tokens,
-            completion_tokens=end.completion_tokens,
-            transferred_tokens=end.transferred_tokens,
-        ),
-        stop_token_id=end.stop_token_id,
-        vector=end.vector,
-        hypotheses=map(_hypothesis_of, end.hypotheses),
-        kv_offer=None if end.kv_offer is None else _offer_message(end.kv_offer),
-    )
-    if message.reason == common_pb2.FINISH_REASON_ERROR:
-        code = end.error_code or CoreErrorCode.INTERNAL
-        message.error.code = common_pb2.ErrorCode.Value(f"ERROR_CODE_{code}")
-        message.error.message = end.error_message or "The engine failed this sequence."
-        if end.error_param is not None:
-            message.error.param = end.error_param
-        message.error.retryable = code in (CoreErrorCode.OVERLOADED, CoreErrorCode.INTERNAL)
-    return message
 
 
 # In place of a load report that is due: the report is made when the stream takes it.

@@ -15,11 +15,11 @@ from services.engine.servicer.core import Core
 _NAMES_A_MESSAGE: Final = 2048
 
 
-class KvOutbox:
+class PrefixCacheDelta:
     """Net changes since the last take, at most `max_pending` names; with more it is a snapshot that is due.
 
     `contents` gives all names, or None while nobody knows them: then nothing is sent. Numbers are those of
-    this outbox: a block that comes and goes between two messages has none.
+    this delta: a block that comes and goes between two messages has none.
     """
 
     def __init__(self, contents: Callable[[], Collection[bytes] | None], *, max_pending: int) -> None:
@@ -105,8 +105,8 @@ def _batches(names: list[bytes]) -> Iterator[list[bytes]]:
     return (names[start : start + _NAMES_A_MESSAGE] for start in range(0, len(names), _NAMES_A_MESSAGE))
 
 
-class KvBoard:
-    """A copy of the names that the core can hit, and the outboxes of those who follow it.
+class PrefixCacheMirror:
+    """A copy of the names that the core can hit, and a delta for each router that follows it.
 
     With the copy, a router that attaches or lost count is answered without the core, whose steps that would
     hold up. It takes some 100 bytes a block, and is bounded by the core's blocks. The core is asked when the
@@ -120,7 +120,7 @@ class KvBoard:
         # None until the core has told it.
         self._names: dict[bytes, None] | None = None
         self._parts: dict[bytes, None] = {}
-        self._outboxes: list[KvOutbox] = []
+        self._deltas: list[PrefixCacheDelta] = []
 
     def core_ready(self, core: Core, *, publishes: bool) -> None:
         """A core came up; whether it has anything to follow."""
@@ -130,19 +130,19 @@ class KvBoard:
     def core_lost(self) -> None:
         """The core is dead, and its cache with it."""
         self._core, self._followed, self._names = None, False, None
-        for outbox in self._outboxes:
-            outbox.change(True, (), ())
+        for delta in self._deltas:
+            delta.change(True, (), ())
 
-    def join(self, *, max_pending: int) -> KvOutbox:
-        """A router follows: its outbox, for as long as it does not `leave`."""
-        outbox = KvOutbox(self.names, max_pending=max_pending)
-        self._outboxes.append(outbox)
+    def join(self, *, max_pending: int) -> PrefixCacheDelta:
+        """A router follows: its delta, for as long as it does not `leave`."""
+        delta = PrefixCacheDelta(self.names, max_pending=max_pending)
+        self._deltas.append(delta)
         self._follow()
-        return outbox
+        return delta
 
-    def leave(self, outbox: KvOutbox) -> None:
+    def leave(self, delta: PrefixCacheDelta) -> None:
         """A router follows no more."""
-        self._outboxes.remove(outbox)
+        self._deltas.remove(delta)
 
     def names(self) -> Collection[bytes] | None:
         """All names that can be hit; None while the core has not told."""
@@ -161,8 +161,8 @@ class KvBoard:
         self._parts.update(dict.fromkeys(split(part.names)))
         if part.last:
             self._names, self._parts = self._parts, {}
-            for outbox in self._outboxes:
-                outbox.renew()
+            for delta in self._deltas:
+                delta.renew()
 
     def _changes(self, names: dict[bytes, None], news: KvChanges) -> None:
         removed, stored = list(split(news.removed)), list(split(news.stored))
@@ -172,11 +172,11 @@ class KvBoard:
             names.pop(name, None)
         for name in stored:
             names[name] = None
-        for outbox in self._outboxes:
-            outbox.change(news.cleared, removed, stored)
+        for delta in self._deltas:
+            delta.change(news.cleared, removed, stored)
 
     def _follow(self) -> None:
-        if self._outboxes and self._core is not None and self._publishes and not self._followed:
+        if self._deltas and self._core is not None and self._publishes and not self._followed:
             self._followed = True
             self._core.follow_kv()
 
