@@ -41,6 +41,7 @@ part "ruff format" "$bin/ruff" format --check .
 part "mypy --strict" "$bin/mypy"
 part "mypy --strict of benchmarks/" "$bin/mypy" --explicit-package-bases benchmarks
 part "mypy --strict of deploy/checks/" checks_typed
+part "mypy of tests/" "$bin/mypy" --config-file tests/mypy.ini tests
 part "buf lint" "$bin/buf" lint
 part "stubs match protos" stubs_current
 part "wire compatible with the last release" wire_compatible

@@ -40,6 +40,7 @@ async def test_a_gateway_killed_twice_in_a_batch(stack: ProcessStack) -> None:
 
         batch = await ended(client, batch)
         assert batch.status == "completed"
+        assert batch.request_counts is not None
         assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (
             *(LINES, LINES, 0),
         )
@@ -48,7 +49,7 @@ async def test_a_gateway_killed_twice_in_a_batch(stack: ProcessStack) -> None:
         assert texts == {str(index): expected_text(prompt, TOKENS) for index, prompt in enumerate(prompts)}
         assert batch.error_file_id is None
         files = [file.id async for file in client.files.list()]
-        assert sorted(files) == sorted([batch.input_file_id, batch.output_file_id])
+        assert sorted(files) == sorted([batch.input_file_id, str(batch.output_file_id)])
         # What nobody works on any more says so.
         while background.status in ("queued", "in_progress"):
             await asyncio.sleep(0.2)

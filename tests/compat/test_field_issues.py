@@ -56,7 +56,9 @@ async def test_6_a_stream_that_waited_in_vain_is_told_so(start_stack: StartStack
 
 async def test_14_bad_requests_never_close_an_engine_off(start_stack: StartStack) -> None:
     stack = await start_stack()
-    context = stack.engine.app.frontend.ready.model.max_model_len
+    ready = stack.engine.app.frontend.ready
+    assert ready is not None
+    context = ready.model.max_model_len
     for _ in range(4):
         answers = await asyncio.gather(
             stack.complete([1] * (context + 1)),

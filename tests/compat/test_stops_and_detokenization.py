@@ -12,7 +12,7 @@ from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import THINK_ID, byte_id, byte_ids
 
 # One token a step and a pause in between: every token travels alone.
-SLOW = {"step_delay_ms": 15}
+SLOW: dict[str, Any] = {"step_delay_ms": 15}
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 
 
@@ -54,9 +54,11 @@ async def test_c04_stop_in_all_its_forms(start_stack: StartStack, path: str, str
     for stop in ("STOP", ["STOP"], ["zz", "STOP", "yy", "xx"]):
         assert joined(await stack.post(path, body(path, stop=stop, stream=stream))) == ("ab", "stop")
     # An empty one asks for nothing.
-    for stop in ([], None, "", [""]):
+    neutral: list[Any] = [[], None, "", [""]]
+    for stop in neutral:
         assert joined(await stack.post(path, body(path, stop=stop, stream=stream))) == ("abSTOPc", "stop")
-    for stop in (["a"] * 5, ["a", 5], 5):
+    wrong: list[Any] = [["a"] * 5, ["a", 5], 5]
+    for stop in wrong:
         answer = await stack.post(path, body(path, stop=stop, stream=stream))
         assert (answer.status, answer.json()["error"]["param"].split(".")[0]) == (400, "stop")
 

@@ -18,7 +18,7 @@ from tests.support.tiny_tokenizer import THINK_ID, byte_ids
 
 MODES = pytest.mark.parametrize("stream", [False, True])
 # One token a step and a pause in between: every token travels alone.
-SLOW = {"step_delay_ms": 2}
+SLOW: dict[str, Any] = {"step_delay_ms": 2}
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from catenary import AsyncClient, Client
@@ -18,13 +20,16 @@ async def test_chats_and_texts(stack: ProcessStack):
         answer = await client.chat(QUESTION, model=MODEL, temperature=0, max_tokens=32)
         assert "Paris" in answer.text
         assert answer.finish_reason == "stop"
+        assert answer.usage is not None
         assert answer.usage.completion_tokens == len(answer.token_ids)
         pieces = [
             delta async for delta in client.stream_chat(QUESTION, model=MODEL, temperature=0, max_tokens=32)
         ]
         assert "".join(piece.text for piece in pieces) == answer.text
         assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-        assert pieces[-1].usage.completion_tokens == answer.usage.completion_tokens
+        last = pieces[-1].usage
+        assert last is not None
+        assert last.completion_tokens == answer.usage.completion_tokens
         ids = await client.tokenize("The capital of France is", model=MODEL)
         whole = await client.complete("The capital of France is", model=MODEL, temperature=0, max_tokens=4)
         assert whole.text == await client.detokenize(whole.token_ids, model=MODEL)
@@ -34,7 +39,7 @@ async def test_chats_and_texts(stack: ProcessStack):
 
 async def test_stop_strings(stack: ProcessStack):
     async with stack.client() as client:
-        asked = {"model": MODEL, "temperature": 0, "max_tokens": 32}
+        asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 32}
         whole = await client.chat(QUESTION, **asked)
         begin, _, _ = whole.text.partition("Paris")
         cut = await client.chat(QUESTION, stop="Paris", **asked)
@@ -86,7 +91,10 @@ async def test_refusals_name_what_is_wrong(stack: ProcessStack):
 
 
 def test_a_client_without_a_loop(real_processes: ProcessStack):
-    addresses = {"tokenizer": real_processes.socket("tokenizer"), "secret": real_processes.secrets.client}
+    addresses: dict[str, Any] = {
+        "tokenizer": real_processes.socket("tokenizer"),
+        "secret": real_processes.secrets.client,
+    }
     with Client(real_processes.socket("router"), **addresses) as client:
         assert MODEL in [model.info.name for model in client.models()]
         answer = client.chat(QUESTION, model=MODEL, temperature=0, max_tokens=32)

@@ -38,7 +38,7 @@ PERSON = {
 }
 
 
-def constraint(kind: common_pb2.ConstraintKind.ValueType, source: Any, **more: str) -> common_pb2.Constraint:
+def constraint(kind: common_pb2.ConstraintKind.ValueType, source: Any, **more: Any) -> common_pb2.Constraint:
     text = source if isinstance(source, str) else json.dumps(source)
     return common_pb2.Constraint(kind=kind, source=text, **more)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,7 +22,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm(model_directory: Path) -> Iterator[LLM]:
-    options = {"dtype": "float32", "kv_cache_gib": 0.25, "max_model_len": 512, "max_num_seqs": 8}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_cache_gib": 0.25,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+    }
     with LLM(str(model_directory), progress=False, **options) as model:
         yield model
     with pytest.raises(RuntimeError, match="closed"):
@@ -52,10 +57,12 @@ def test_prompts_have_parameters_of_their_own_and_forms(llm: LLM):
         SamplingParams(temperature=0.7, seed=5, max_tokens=4),
         SamplingParams(temperature=0, max_tokens=30, structured_outputs={"choice": ["left", "right"]}),
     ]
-    prompts = [ids, {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, "Which way?"]
+    prompts: list[Any] = [ids, {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, "Which way?"]
     scored, stopped, drawn, chosen = llm.generate(prompts, params)
     assert len(scored.outputs) == 2
     first = scored.outputs[0]
+    assert first.logprobs is not None
+    assert scored.prompt_logprobs is not None
     assert len(first.logprobs) == 3
     assert sum(
         entry[token].logprob for entry, token in zip(first.logprobs, first.token_ids, strict=True)

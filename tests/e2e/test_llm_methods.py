@@ -63,7 +63,8 @@ def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
     assert tokenizer.encode(text) == rendered
     # One text is what a user says.
     assert llm.chat("hi", params)[0].prompt_token_ids == rendered
-    assert [one.prompt_token_ids for one in llm.chat(["hi", chat], params)] == [rendered] * 2
+    conversations: list[Any] = ["hi", chat]
+    assert [one.prompt_token_ids for one in llm.chat(conversations, params)] == [rendered] * 2
     with pytest.raises(TypeError, match="messages must be a text or a list"):
         llm.chat(chat[0], params)  # type: ignore[arg-type]
 
@@ -142,7 +143,7 @@ def test_beams_are_those_of_transformers(llm: LLM, length_penalty: float) -> Non
     model = transformers.AutoModelForCausalLM.from_pretrained(llm._stack.directory, dtype="float32").eval()
     tokenizer = llm.get_tokenizer()
     params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=length_penalty)
-    prompts = ["QZX", {"prompt_token_ids": byte_ids("abc")}]
+    prompts: list[Any] = ["QZX", {"prompt_token_ids": byte_ids("abc")}]
     for prompt, found in zip(("QZX", "abc"), llm.beam_search(prompts, params), strict=True):
         ids = tokenizer.encode(prompt) if prompt == "QZX" else byte_ids(prompt)
         wanted = model.generate(

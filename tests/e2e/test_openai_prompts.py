@@ -75,11 +75,12 @@ def test_chats_are_tokenized_as_by_transformers(client: OpenAI, reference: Refer
 
 
 def test_usage_counts_the_tokens_of_the_prompt(client: OpenAI) -> None:
-    for messages in (
+    conversations: list[Any] = [
         ROUND_TRIP,
         ROUND_TRIP[:2],
         [{"role": "developer", "content": [{"type": "text", "text": "a"}]}],
-    ):
+    ]
+    for messages in conversations:
         usage = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1).usage
         assert usage is not None
         assert usage.prompt_tokens == post(client, "/tokenize", messages=messages)["count"]

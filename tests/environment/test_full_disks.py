@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -199,7 +200,7 @@ async def test_a_gateway_on_a_small_disk(start_stack: StartStack, small_disk: Mo
             assert (full.value.status_code, full.value.code) == (507, "disk_full")
         batch = await ended(client, await started(client, [line("a", {"prompt": "x", "max_tokens": 2})]))
         assert batch.status == "completed"
-        made = await client.responses.create(model="tiny", input="hi", max_output_tokens=2)
+        made: Any = await client.responses.create(model="tiny", input="hi", max_output_tokens=2)
         assert made.store
     await stack.restart_gateway()
     async with client_of(stack) as client:

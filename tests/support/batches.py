@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from openai.types import Batch
@@ -13,7 +13,7 @@ from openai.types import Batch
 from tests.support.gateway import MODEL
 
 CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+COMPLETIONS: Literal["/v1/completions"] = "/v1/completions"
 FINAL = ("completed", "failed", "expired", "cancelled")
 
 
@@ -27,7 +27,7 @@ def jsonl(lines: Iterable[Any]) -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in lines)
 
 
-async def started(client: openai.AsyncOpenAI, lines: Iterable[Any], url: str = COMPLETIONS) -> Batch:
+async def started(client: openai.AsyncOpenAI, lines: Iterable[Any], url: Any = COMPLETIONS) -> Batch:
     """Upload lines and begin a batch."""
     file = await client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     return await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")

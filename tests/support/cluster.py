@@ -110,8 +110,8 @@ class Cluster:
         """Wait until no part holds anything of any request."""
         for engine in self.engines:
             await engine.idle()
-        for router in self.running:
-            await eventually(lambda r=router: r.admission.live_sequences == 0, "an idle router")
+        admissions = [router.admission for router in self.running]
+        await eventually(lambda: not any(one.live_sequences for one in admissions), "idle routers")
         service, session = self.gateway._service, self.gateway.peers.session
         await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
 

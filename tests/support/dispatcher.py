@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -48,7 +49,7 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.rows: dict[int, StepRow] = {}
-        self.over: dict[int, object] = {}
+        self.over: dict[int, Any] = {}
         self.answers: list[tuple[int, int]] = []
 
     def row(self, handle):
@@ -73,7 +74,7 @@ class World:
 
     def __init__(self, *, backlog: int = 3, queues: QueueOptions = QUEUES) -> None:
         self.now = 0.0
-        self.due = []
+        self.due: list[Any] = []
         self.fleet = Fleet(lease_s=5, backlog=backlog)
         self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
@@ -102,9 +103,9 @@ class World:
             clock=lambda: self.now,
         )
         self.sink = RecordingSink()
-        self.sequences = {}
-        self.links = []
-        self.gone = set()
+        self.sequences: dict[Any, Any] = {}
+        self.links: list[Any] = []
+        self.gone: set[Any] = set()
 
     def _changed(self):
         self.changes += 1

@@ -166,7 +166,8 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         await eventually(lambda: len(self.attachments) >= count, f"attachment {count}")
         return self.attachments[-1]
 
-    async def Attach(self, request_iterator: Any, context: Any) -> None:
+    # Both are coroutines that read and write by the context, as grpc.aio allows.
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """One engine's stream."""
         self.attempts += 1
         first = await context.read()
@@ -202,7 +203,7 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         )
         return self.publications[-1]
 
-    async def PublishKv(self, request_iterator: Any, context: Any) -> None:
+    async def PublishKv(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """One engine's stream of KV events."""
         first = await context.read()
         publication = FakePublication(first.hello, context)

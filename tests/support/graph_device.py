@@ -78,7 +78,7 @@ class GraphDevice(CpuDevice):
     """
 
     measures_activations = True
-    kv_limit = None
+    kv_limit = None  # type: ignore[assignment]
 
     def __init__(
         self,

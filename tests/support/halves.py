@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -33,7 +34,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.due = []
+        self.due: list[Any] = []
         self.fleet = Fleet(lease_s=5, backlog=1)
         self.admission = Admission(AdmissionLimits(16, 4000, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
@@ -63,8 +64,8 @@ class World:
             clock=lambda: self.now,
         )
         self.sink = RecordingSink()
-        self.sequences = {}
-        self.links = {}
+        self.sequences: dict[Any, Any] = {}
+        self.links: dict[Any, Any] = {}
 
     def attach(self, name, role):
         link = self.links[name] = self.membership.attach(hello(name, role=role))

@@ -33,7 +33,8 @@ def snapshot(*numbers: int, number: int = 0, first: bool = True, last: bool = Tr
 
 
 def changes(first_number: int, **kinds: bytes) -> Any:
-    told = [engine_pb2.KvChange(**{kind: engine_pb2.KvNames(names=kinds[kind])}) for kind in kinds]
+    fields: list[dict[str, Any]] = [{kind: engine_pb2.KvNames(names=kinds[kind])} for kind in kinds]
+    told = [engine_pb2.KvChange(**field) for field in fields]
     return engine_pb2.PublishKvRequest(changes=engine_pb2.KvChanges(first_number=first_number, changes=told))
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,7 +60,8 @@ class Paged:
         Returns them, [N, hidden], and which rows are sound, [rows + 1].
         """
         places = torch.tensor([index * query + at for index, at in wanted], dtype=torch.int64)
-        hidden, sound = self.model.native.select(*self._prefill(chunks, query, context), places)
+        select: Any = self.model.native.select
+        hidden, sound = select(*self._prefill(chunks, query, context), places)
         return hidden, sound.view(len(chunks) + 1, query).all(-1)
 
     def _prefill(self, chunks: dict[int, range], query: int, context: int) -> tuple[torch.Tensor, ...]:

@@ -74,7 +74,8 @@ def read(output: Output, pieces: Sequence[str]) -> Read:
 def read_with(choice: ParserChoice, tail: str, pieces: Sequence[str]) -> Read:
     """The same with a given parser."""
     parser = choice.parser(tail)
-    content, reasoning, calls, ids = "", "", [], set()
+    calls: list[Any] = []
+    content, reasoning, ids = "", "", set()
     for parts in [*map(parser.feed, pieces), parser.finish()]:
         for part in parts:
             match part:

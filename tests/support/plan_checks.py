@@ -18,6 +18,7 @@ class PlanChecks:
     scheduler: Scheduler
     device: SimulatedDevice
     live: dict[int, Reference]
+    most_blocks: int
     in_flight: deque[tuple[StepPlan, dict[int, int]]]
 
     def _check_victims(self, plan: StepPlan, before: dict[int, SequenceStatus]) -> None:

@@ -15,7 +15,7 @@ from services.engine.model import Task
 from tests.support.torch_engine import MemoryLink, tiny_options
 
 
-def document(key: int, ids: list[int], *, priority: int = 0, **pooling: int) -> SubmitSequence:
+def document(key: int, ids: list[int], *, priority: int = 0, **pooling: Any) -> SubmitSequence:
     """A document as the servicer hands it to a core."""
     options = PoolingOptions(**pooling)
     return SubmitSequence(

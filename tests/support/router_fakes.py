@@ -114,7 +114,7 @@ class FakeEngine:
         # A refusal may be quicker than the write; the read tells of it.
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self.call.write(engine_pb2.AttachRequest(hello=self.hello()))
-        first = await self.call.read()
+        first: Any = await self.call.read()
         self.attached = first.attached
         self._reader = asyncio.create_task(self._read())
         if self.auto:
@@ -264,7 +264,7 @@ class FakeGateway:
         self.channel = open_channel(self.address, secret=self.secret)
         self.call: Any = router_pb2_grpc.RouterServiceStub(self.channel).Session()
         await self.call.write(router_pb2.SessionRequest(hello=router_pb2.SessionHello(**self.hello_fields)))
-        first = await self.call.read()
+        first: Any = await self.call.read()
         self.welcome = first.welcome
         if self.reading:
             self.read()

@@ -125,10 +125,12 @@ async def serving(
 ) -> AsyncIterator[RunningServer]:
     """A real server with all fakes, stopped at the end."""
     server = RpcServer(listen=listen, secrets=secrets, insecure=insecure, access=ACCESS, tls=tls, **options)
-    router = FakeRouter()
+    # Methods that a fake leaves out answer UNIMPLEMENTED.
+    router = FakeRouter()  # type: ignore[abstract]
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server.grpc)
-    engine_pb2_grpc.add_FleetServiceServicer_to_server(FakeFleet(), server.grpc)
-    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(FakeTokenizer(), server.grpc)
+    engine_pb2_grpc.add_FleetServiceServicer_to_server(FakeFleet(), server.grpc)  # type: ignore[abstract]
+    tokenizer = FakeTokenizer()  # type: ignore[abstract]
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(tokenizer, server.grpc)
     try:
         yield RunningServer(server, router, await server.start())
     finally:

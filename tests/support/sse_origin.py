@@ -46,7 +46,7 @@ class Exchange:
 
     async def finish(self, *, usage: tuple[int, int] | None = None, done: bool = True) -> None:
         """Send the end of an answer; `usage` are the tokens of prompt and answer."""
-        choice = {"delta": {}} if self.chat else {"text": ""}
+        choice: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
         await self.event({"choices": [{"index": 0, "finish_reason": "length", **choice}]})
         if usage is not None:
             counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}

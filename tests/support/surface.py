@@ -333,7 +333,7 @@ def _renamed(text: str, plain: Mapping[str, str]) -> str:
 def _signature(value: Any) -> list[str]:
     """Parameters, one a line, and what is returned; a method's self is left out."""
     signature = inspect.signature(value)
-    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     lines: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not {"*"} & {line[:1] for line in lines}:

@@ -154,7 +154,7 @@ class LocalCore:
             "stop_token_ids": [],
             "ignore_eos": True,
         }
-        sampling = {"temperature": 0.0, "seed": 1}
+        sampling: dict[str, Any] = {"temperature": 0.0, "seed": 1}
         for name, value in options.items():
             (sampling if name in SamplingOptions.__struct_fields__ else values)[name] = value
         self.outputs[self._keys] = Output()
@@ -178,7 +178,7 @@ class LocalCore:
         """One turn of the loop; returns what it reported."""
         before = len(self.link.sent)
         self.loop.advance()
-        new = []
+        new: list[Any] = []
         for message in self.link.sent[before:]:
             kept = self.kv_news if isinstance(message, KvContents | KvChanges) else new
             kept.append(message)

@@ -21,6 +21,7 @@ async def test_a_server_must_show_a_certificate_of_a_known_authority(tmp_path: P
     make_authority(tmp_path, "authority")
     files = make_certificate(tmp_path, "server", "authority")
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    assert files.cert is not None
     serving.load_cert_chain(files.cert, files.key)
     async with running_origin(tls=serving) as origin:
         trusting = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))

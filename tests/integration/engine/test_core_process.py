@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -67,8 +68,7 @@ async def test_a_core_that_exits_is_reported_with_its_status():
 async def test_a_core_that_is_killed_is_reported_with_its_signal(number: int, name: str):
     core = _core("answer")
     await core.start(lambda _: None)
-    process = core._process
-    assert process is not None
+    process: Any = core._process
     os.kill(process.pid, number)
     events = [event async for event in core.events()]
     assert events == [CoreFailed(f"the core process was killed by {name}")]

@@ -163,7 +163,11 @@ async def test_a_stream_of_which_nothing_came_fails_with_a_status(start_cluster:
     cluster = await start_cluster(engines=1, failover_wait_s=0.1)
     engine = cluster.engines[0]
     engine.faults.stall()
-    bodies = [(COMPLETIONS, {"prompt": "a"}), (CHAT, USER), (RESPONSES, {"input": "x"})]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, USER),
+        (RESPONSES, {"input": "x"}),
+    ]
     asked = [asyncio.create_task(cluster.post(path, {**body, "stream": True})) for path, body in bodies]
     await eventually(lambda: engine.app.frontend.live_sequences == len(bodies), "all of them at the engine")
     await engine.stop()

@@ -197,9 +197,9 @@ async def test_what_belongs_to_another_key_is_not_there(start_stack: StartStack)
             for method in (theirs.files.retrieve, theirs.files.content, theirs.files.delete):
                 with pytest.raises(openai.NotFoundError):
                     await method(file_id)
-        for method in (theirs.batches.retrieve, theirs.batches.cancel):
+        for act in (theirs.batches.retrieve, theirs.batches.cancel):
             with pytest.raises(openai.NotFoundError):
-                await method(batch.id)
+                await act(batch.id)
         assert [item async for item in theirs.batches.list()] == []
         assert [item async for item in theirs.files.list()] == []
         with pytest.raises(openai.NotFoundError):

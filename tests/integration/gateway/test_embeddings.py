@@ -27,7 +27,8 @@ async def test_every_form_of_input(stack: Stack) -> None:
         tokens = sum(map(len, ids))
         assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
         assert (answer["object"], answer["model"]) == ("list", MODEL)
-    for value in ("QZX", ids[0], ["QZX"], [ids[0]]):
+    alone: list[Any] = ["QZX", ids[0], ["QZX"], [ids[0]]]
+    for value in alone:
         assert (await embed(stack, value))["data"][0]["embedding"] == expected[0]
 
 
@@ -65,7 +66,7 @@ async def test_truncation(stack: Stack) -> None:
 
 
 async def test_bad_input_is_refused_and_harms_nobody(stack: Stack) -> None:
-    shapes = ("", [], ["a", 1], [1, "a"], [[1], "a"], None, 5, {"a": 1}, [None], [[["a"]]])
+    shapes: tuple[Any, ...] = ("", [], ["a", 1], [1, "a"], [[1], "a"], None, 5, {"a": 1}, [None], [[["a"]]])
     ids = ([-1], [[-1]], [VOCAB_SIZE], [[5], [VOCAB_SIZE]], [2**31], [[2**63]], [True], [[True]], [1.0])
     for value in (*shapes, *ids):
         await refused(stack, EMBEDDINGS, {"input": value}, "input")
@@ -109,14 +110,15 @@ async def test_a_chat_becomes_one_vector(stack: Stack) -> None:
     await refused(stack, EMBEDDINGS, {"messages": long}, "messages", "context_length_exceeded")
     cut = await stack.post(EMBEDDINGS, {"messages": long, "truncate_prompt_tokens": 20})
     assert cut.json()["usage"]["prompt_tokens"] == 20
-    for fields, param in (
+    bad: list[tuple[dict[str, Any], str | None]] = [
         ({"messages": chat, "input": "x"}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
         ({"messages": chat, "max_tokens": 5}, "max_tokens"),
         ({"messages": chat, "chat_template_kwargs": {"nobody": 1}}, "chat_template_kwargs.nobody"),
         ({"messages": chat, "continue_final_message": True, "add_generation_prompt": True}, None),
-    ):
+    ]
+    for fields, param in bad:
         await refused(stack, EMBEDDINGS, fields, param or "continue_final_message")
 
 

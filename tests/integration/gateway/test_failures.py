@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ CODES = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("code", "status", "name"), CODES)
-async def test_a_refusal_is_a_status(stack: Stack, code: int, status: int, name: str, stream: bool) -> None:
+async def test_a_refusal_is_a_status(stack: Stack, code: Any, status: int, name: str, stream: bool) -> None:
     error = common_pb2.Error(code=code, message="No.", retryable=False, retry_after_ms=2500)
     stack.faults.refuse_next(error, times=10)
     answer = await stack.complete(stream=stream)
@@ -208,7 +209,7 @@ async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target
     own = run_dir / "tok"
     own.mkdir()
     with tokenizer_process(own) as (target, process):
-        options = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
+        options: dict[str, Any] = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
         async with running_stack(run_dir, tokenizer_target, **options) as stack:
             pool = stack.gateway.peers.tokenizers
             await eventually(lambda: all(t.prompt for t in pool.targets.all), "two tokenizers", timeout_s=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -161,14 +161,14 @@ async def test_a_batch_takes_such_lines(start_stack: StartStack) -> None:
 async def test_what_agents_send_by_default(start_stack: StartStack) -> None:
     """Codex's stock configuration, the OpenAI package's own names, and what LiteLLM's bridge adds."""
     stack = await start_stack(script(saying("ab"), model={"temperature": 0.6, "top_p": 0.95}))
-    seen: list[httpx.Response] = []
+    seen: list[httpx2.Response] = []
 
-    async def keep(response: httpx.Response) -> None:
+    async def keep(response: httpx2.Response) -> None:
         seen.append(response)
 
     hooks = {"response": [keep]}
     async with (
-        httpx.AsyncClient(event_hooks=hooks) as transport,
+        httpx2.AsyncClient(event_hooks=hooks) as transport,
         openai.AsyncOpenAI(
             base_url=f"{stack.address}/v1", api_key="k", max_retries=0, http_client=transport
         ) as client,
@@ -242,7 +242,8 @@ async def test_a_conversation_with_labels_goes_on_without_an_input(start_stack: 
     assert [item.get("phase") for item in items] == [None, "final_answer", None]
     assert [set(item) >= {"phase"} for item in items] == [False, True, False]
     # A conversation goes on with nothing new; a request that says nothing at all is refused.
-    for nothing in ({}, {"input": []}, {"input": None}):
+    empty: list[dict[str, Any]] = [{}, {"input": []}, {"input": None}]
+    for nothing in empty:
         on = await stack.post(RESPONSES, {"previous_response_id": first.json()["id"], **nothing})
         assert on.status == 200, on.body
         assert (await stack.post(RESPONSES, {"instructions": "be", **nothing})).status == 200

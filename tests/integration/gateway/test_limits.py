@@ -101,7 +101,7 @@ async def test_a_store_that_is_away_is_no_defect(start_stack: StartStack) -> Non
     assert (await ask(stack, ALICE)).status == 429
 
 
-async def test_what_is_shed_costs_no_render(start_stack: StartStack) -> None:
+async def test_what_is_shed_costs_no_render(start_stack: StartStack, monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = {"max_running": 1, "max_waiting": 0}
     options = {"lane_sequences": (1, 2, 2, 0), "tenant_share": 0.5, "retry_after_ms": 3000}
     stack = await start_stack(script(capacity=capacity, step_delay_ms=20), router=options, api_key=KEYS)
@@ -116,7 +116,7 @@ async def test_what_is_shed_costs_no_render(start_stack: StartStack) -> None:
         rendered += 1
         return await tokenize(*args)
 
-    stack.gateway.peers.tokenizers.tokenize = counted
+    monkeypatch.setattr(stack.gateway.peers.tokenizers, "tokenize", counted)
     (session,) = stack.gateway.peers.session.targets.all
     await eventually(lambda: session.shed._entries, "what is shed")
     refused = await ask(stack, ALICE)

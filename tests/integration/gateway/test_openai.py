@@ -21,7 +21,7 @@ async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_chat_and_completions(client: openai.AsyncOpenAI) -> None:
-    messages = [{"role": "user", "content": "hi"}]
+    messages: Any = [{"role": "user", "content": "hi"}]
     whole = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20, seed=3)
     stream = await client.chat.completions.create(
         model=MODEL,
@@ -39,7 +39,7 @@ async def test_chat_and_completions(client: openai.AsyncOpenAI) -> None:
     assert usage == whole.usage
     completion = await client.completions.create(model=MODEL, prompt="x", max_tokens=5, logprobs=2, n=2)
     assert [choice.index for choice in completion.choices] == [0, 1]
-    logprobs = completion.choices[0].logprobs
+    logprobs: Any = completion.choices[0].logprobs
     assert "".join(logprobs.tokens) == completion.choices[0].text
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5
 

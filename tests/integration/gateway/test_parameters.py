@@ -204,7 +204,7 @@ async def test_token_ids_of_prompt_and_answer(start_stack: StartStack, path: str
 
 async def test_tokens_named_by_their_ids(start_stack: StartStack) -> None:
     stack = await start_stack(script(saying("ab")))
-    fields = {"return_tokens_as_token_ids": True, "max_tokens": 2}
+    fields: dict[str, Any] = {"return_tokens_as_token_ids": True, "max_tokens": 2}
     a, b = (f"token_id:{token_id}" for token_id in byte_ids("ab"))
     found = logprobs_of(await stack.complete(logprobs=1, **fields))
     assert found["tokens"] == [a, b]
@@ -278,7 +278,7 @@ async def test_prompts_are_cut_only_on_demand(start_stack: StartStack, stream: b
 @pytest.mark.parametrize("stream", [False, True])
 async def test_beams_are_the_choices_of_an_answer(stack: Stack, stream: bool) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "logprobs": True}
-    search = {"use_beam_search": True, "n": 2, "best_of": 3, "stream": stream}
+    search: dict[str, Any] = {"use_beam_search": True, "n": 2, "best_of": 3, "stream": stream}
     if stream:
         search["stream_options"] = {"include_usage": True}
     answer = await stack.post(CHAT, {**body, **search})

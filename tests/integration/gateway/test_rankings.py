@@ -94,7 +94,7 @@ async def test_scores_by_vectors(stack: Stack) -> None:
     assert one["usage"]["prompt_tokens"] == sum(map(len, TEXTS))
     single = (await stack.post("/score", {"text_1": "QZX", "text_2": "W"})).json()
     assert math.isclose(single["data"][0]["score"], cosine("QZX", "W"), abs_tol=1e-6)
-    bad = [
+    unfit: list[tuple[dict[str, Any], str]] = [
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2"),
         ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_2"),
         ({"text_1": "a"}, "text_2"),
@@ -104,7 +104,7 @@ async def test_scores_by_vectors(stack: Stack) -> None:
         ({"text_1": 5, "text_2": "a"}, "text_1"),
         ({"text_1": "a", "text_2": "QX" * 50}, "text_2"),
     ]
-    for body, param in bad:
+    for body, param in unfit:
         await refused(stack, "/v1/score", body, param)
 
 

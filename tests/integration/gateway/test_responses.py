@@ -42,7 +42,7 @@ async def test_a_response(client: openai.AsyncOpenAI) -> None:
     assert (made.status, made.object, made.error, made.incomplete_details) == (
         *("completed", "response", None, None),
     )
-    assert made.output[0].id.startswith("msg_")
+    assert str(made.output[0].id).startswith("msg_")
     assert (made.metadata, made.temperature, made.top_p) == ({"a": "b"}, 0.5, 1.0)
     told = made.model_dump()
     assert (told["presence_penalty"], told["frequency_penalty"]) == (0.0, 0.0)
@@ -105,10 +105,12 @@ async def test_the_life_of_a_stored_response(client: openai.AsyncOpenAI) -> None
     second = await client.responses.create(model=MODEL, input="two", previous_response_id=first.id)
     assert second.previous_response_id == first.id
     assert second.instructions is None
+    assert first.usage is not None
+    assert second.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
     same = await client.responses.retrieve(first.id)
     assert same == first
-    items = await client.responses.input_items.list(second.id)
+    items: Any = await client.responses.input_items.list(second.id)
     assert [item.content[0].text for item in items.data] == ["two"]
     await client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
@@ -215,16 +217,15 @@ async def test_store_false_is_not_stored(hello: Stack) -> None:
 async def test_input_items_in_pages(client: openai.AsyncOpenAI) -> None:
     sent: list[Any] = [{"role": "user", "content": f"m{index}"} for index in range(5)]
     made = await client.responses.create(model=MODEL, input=sent)
-    for order, expected in (("asc", range(5)), ("desc", range(4, -1, -1))):
-        found = [
-            item.content[0].text
-            async for item in client.responses.input_items.list(made.id, order=order, limit=2)
-        ]
+    orders: list[tuple[Any, range]] = [("asc", range(5)), ("desc", range(4, -1, -1))]
+    for order, expected in orders:
+        pages: Any = client.responses.input_items.list(made.id, order=order, limit=2)
+        found = [item.content[0].text async for item in pages]
         assert found == [f"m{index}" for index in expected]
 
 
 async def test_logprobs(client: openai.AsyncOpenAI) -> None:
-    made = await client.responses.create(
+    made: Any = await client.responses.create(
         model=MODEL, input="hi", top_logprobs=2, include=["message.output_text.logprobs"]
     )
     entries = made.output[0].content[0].logprobs

@@ -71,6 +71,9 @@ async def test_the_round_of_a_tool(start_parsing: StartStack) -> None:
         short = await client.responses.create(
             model=MODEL, previous_response_id=first.id, input=[result], tools=tools
         )
+        assert first.usage is not None
+        assert whole.usage is not None
+        assert short.usage is not None
         assert whole.usage.input_tokens == short.usage.input_tokens == counted.input_tokens
         assert counted.input_tokens > first.usage.input_tokens
         listed = await client.responses.input_items.list(whole.id, order="asc")

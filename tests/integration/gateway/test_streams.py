@@ -130,7 +130,14 @@ async def test_a_completion_stream_byte_by_byte(start_stack: StartStack) -> None
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_streams_add_up_to_the_whole_answer(stack: Stack, n: int) -> None:
-    fields = {"max_tokens": 40, "n": n, "seed": 11, "temperature": 1, "logprobs": True, "top_logprobs": 2}
+    fields: dict[str, Any] = {
+        "max_tokens": 40,
+        "n": n,
+        "seed": 11,
+        "temperature": 1,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     whole = (await stack.chat(**fields)).json()
     events = (await stack.chat(**fields, stream=True, stream_options={"include_usage": True})).events
     assert events[-1] == "[DONE]"

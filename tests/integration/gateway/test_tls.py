@@ -87,14 +87,15 @@ async def test_https_files_that_cannot_be_used(certificates: Certificates, tmp_p
     server, other, locked = certificates["server"], certificates["forged"], tmp_path / "locked.key"
     command = ["openssl", "ec", "-in", str(server.key), "-out", str(locked), "-aes128", "-passout", "pass:x"]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-    for options, words in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"ssl_certfile": server.cert, "ssl_keyfile": other.key}, "--ssl-certfile, --ssl-keyfile"),
         ({"ssl_certfile": server.cert, "ssl_keyfile": locked}, "--ssl-certfile, --ssl-keyfile"),
         (
             {"ssl_certfile": server.cert, "ssl_keyfile": server.key, "ssl_ca_certs": server.key},
             "--ssl-ca-certs",
         ),
-    ):
+    ]
+    for options, words in refused:
         with pytest.raises(StartRefused, match=words):
             GatewayApp(GatewayConfig(port=0, **options))
 
@@ -144,7 +145,7 @@ async def test_router_and_tokenizer_over_tls(run_dir: Path, certificates: Certif
     async with services(run_dir, certificates, mutual=mutual) as (router, tokenizer):
         links: dict[str, Any] = {"router": router, "tokenizer": (tokenizer,)}
         links["client_secret_file"] = None if mutual else run_dir / "client-secret"
-        own = {"tls_cert": client.cert, "tls_key": client.key} if mutual else {}
+        own: dict[str, Any] = {"tls_cert": client.cert, "tls_key": client.key} if mutual else {}
         gateway = GatewayApp(GatewayConfig(port=0, tls_ca=client.ca, **links, **own))
         await gateway.start()
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
+from gateway.auth import Caller
 from gateway.routes.completions import ChatEndpoint
 from tests.support.chat_answers import told
 from tests.support.gateway import MODEL, Stack, saying, script
@@ -202,7 +203,8 @@ async def test_a_constraint_holds_behind_thoughts_that_the_prompt_opened(start_p
             "continue_final_message": len(messages) > 1,
             "response_format": {"type": "json_object"},
         }
-        plan, _ = await service.prepare(endpoint, endpoint.parse(body, service.limits), cache_salt="")
+        fields = endpoint.parse(body, service.limits)
+        plan, _ = await service.prepare(endpoint, fields, Caller())
         assert plan.constraint is not None
         assert plan.constraint.after == after
 

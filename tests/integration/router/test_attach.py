@@ -164,12 +164,24 @@ async def test_the_same_engine_attached_twice_replaces_itself(monkeypatch):
     [
         common_pb2.StepOutput(handles=[1], token_counts=[2], token_ids=[5]),
         common_pb2.StepOutput(handles=[1, 2], token_counts=[1], token_ids=[5]),
-        common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[5], ends=[{"row": 3, "reason": 1}]),
-        common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[5], ends=[{"row": 0}]),
         common_pb2.StepOutput(
-            handles=[1], token_counts=[1], token_ids=[5], logprobs={"rows": [0], "sampled": [0.0, 0.0]}
+            handles=[1],
+            token_counts=[1],
+            token_ids=[5],
+            ends=[common_pb2.SequenceEnd(row=3, reason=common_pb2.FINISH_REASON_STOP)],
         ),
-        common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[5], logprobs={"rows": [4]}),
+        common_pb2.StepOutput(
+            handles=[1], token_counts=[1], token_ids=[5], ends=[common_pb2.SequenceEnd(row=0)]
+        ),
+        common_pb2.StepOutput(
+            handles=[1],
+            token_counts=[1],
+            token_ids=[5],
+            logprobs=common_pb2.LogprobColumns(rows=[0], sampled=[0.0, 0.0]),
+        ),
+        common_pb2.StepOutput(
+            handles=[1], token_counts=[1], token_ids=[5], logprobs=common_pb2.LogprobColumns(rows=[4])
+        ),
         common_pb2.StepOutput(handles=[1], token_counts=[5000], token_ids=[5] * 5000),
         common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[VOCAB]),
         common_pb2.StepOutput(handles=[1, 1], token_counts=[1, 1], token_ids=[5, 5]),

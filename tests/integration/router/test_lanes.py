@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,10 +38,14 @@ async def lanes(address: str) -> dict[int, router_pb2.Lane]:
     return {lane.priority_class: lane for lane in view.lanes}
 
 
+def _submitted(engine: FakeEngine, count: int) -> bool:
+    return len(engine.submitted) == count
+
+
 async def served_in_turn(engine: FakeEngine, gateway: FakeGateway, count: int) -> list[int]:
     """First prompt tokens in the order in which an engine with one place gets them."""
     for number in range(count):
-        await until(lambda n=number: len(engine.submitted) == n + 1)
+        await until(partial(_submitted, engine, number + 1))
         await engine.step(16)
     return [submit.spec.token_ids[0] for submit in engine.submitted]
 

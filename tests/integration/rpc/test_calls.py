@@ -331,7 +331,7 @@ async def test_leaving_the_clients_iteration_aborts() -> None:
 
 
 async def test_a_service_that_is_away_is_unavailable_and_the_client_says_where_it_looked() -> None:
-    addresses = {"secret": "client-secret", "tokenizer": "127.0.0.1:2", "max_retries": 0}
+    addresses: dict[str, Any] = {"secret": "client-secret", "tokenizer": "127.0.0.1:2", "max_retries": 0}
     async with AsyncClient("127.0.0.1:1", **addresses) as client:
         for call, port in ((client.models(), 1), (client.tokenize("x", model="m"), 2)):
             with pytest.raises(RpcError) as away:

@@ -57,7 +57,7 @@ async def test_answers_are_those_of_calls_and_errors_end_nothing_else(tmp_path: 
     ]
     before = handled("OK"), handled("INVALID_ARGUMENT"), handled("NOT_FOUND")
     async with running_tokenizer(tmp_path, workers=2) as running:
-        stream = running.stub.RenderStream()
+        stream: Any = running.stub.RenderStream()
         for call, request in enumerate(asked):
             await stream.write(ask(call, request))
         answers: dict[int, Any] = {}
@@ -79,7 +79,7 @@ async def test_answers_are_those_of_calls_and_errors_end_nothing_else(tmp_path: 
 
 async def test_what_is_no_request_ends_the_stream(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path) as running:
-        stream = running.stub.RenderStream()
+        stream: Any = running.stub.RenderStream()
         await stream.write(pb.RenderStreamRequest(call=1))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
@@ -94,7 +94,7 @@ async def test_what_is_no_request_ends_the_stream(tmp_path: Path) -> None:
 
 async def test_a_number_in_use_ends_the_stream(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path) as running:
-        stream = running.stub.RenderStream()
+        stream: Any = running.stub.RenderStream()
         for _ in range(2):
             await stream.write(ask(1, completion_request("a" * 30_000)))
         with pytest.raises(grpc.aio.AioRpcError) as caught:

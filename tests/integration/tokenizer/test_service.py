@@ -93,7 +93,12 @@ INVALID: list[tuple[pb.RenderRequest, str, str]] = [
 
 
 async def test_bad_input_is_refused_by_name_and_the_service_lives(tmp_path: Path) -> None:
-    limits = {"max_messages": 8, "max_prompts": 8, "max_text_bytes": 3000, "max_token_ids": 100}
+    limits: dict[str, Any] = {
+        "max_messages": 8,
+        "max_prompts": 8,
+        "max_text_bytes": 3000,
+        "max_token_ids": 100,
+    }
     async with running_tokenizer(tmp_path, **limits) as running:
         pids = running.service.pool.pids
         for request, code, param in INVALID:
@@ -116,7 +121,7 @@ async def test_bad_input_is_refused_by_name_and_the_service_lives(tmp_path: Path
 async def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     # Field 2 of TokenizeRequest, `text`, with the bytes FF FE.
     async with running_tokenizer(tmp_path) as running, open_channel(running.target, secret=None) as channel:
-        raw = channel.unary_unary("/catenary.v1.TokenizerService/Tokenize")
+        raw: Any = channel.unary_unary("/catenary.v1.TokenizerService/Tokenize")
         with pytest.raises(grpc.aio.AioRpcError):
             await raw(b"\x12\x02\xff\xfe")
         assert await running.stub.Tokenize(pb.TokenizeRequest(text="x"))

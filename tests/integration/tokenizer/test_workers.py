@@ -57,7 +57,7 @@ def is_busy(pid: int) -> Callable[[], bool]:
 
 
 async def test_a_task_over_its_time_fails_alone(tmp_path: Path) -> None:
-    options = {"model_dir": trap_model(tmp_path), "workers": 2, "task_timeout_s": 3}
+    options: dict[str, Any] = {"model_dir": trap_model(tmp_path), "workers": 2, "task_timeout_s": 3}
     async with running_tokenizer(tmp_path, **options) as running:
         before = set(running.service.pool.pids)
         trapped = asyncio.create_task(code_of(running.stub.Render(TRAP)))
@@ -71,7 +71,12 @@ async def test_a_task_over_its_time_fails_alone(tmp_path: Path) -> None:
 
 
 async def test_long_tasks_of_one_tenant_hold_up_no_other(tmp_path: Path) -> None:
-    options = {"model_dir": trap_model(tmp_path), "workers": 2, "task_timeout_s": 2, "short_text_kib": 1}
+    options: dict[str, Any] = {
+        "model_dir": trap_model(tmp_path),
+        "workers": 2,
+        "task_timeout_s": 2,
+        "short_text_kib": 1,
+    }
     padding = "x" * 2048
     trap = chat_request(("user", "loop"), ("user", padding), tenant="a")
     async with running_tokenizer(tmp_path, **options) as running:
@@ -96,7 +101,7 @@ async def test_long_tasks_of_one_tenant_hold_up_no_other(tmp_path: Path) -> None
 
 
 async def test_a_tenant_that_fills_the_queue_leaves_room_for_another(tmp_path: Path) -> None:
-    options = {"model_dir": trap_model(tmp_path), "queue_size": 2}
+    options: dict[str, Any] = {"model_dir": trap_model(tmp_path), "queue_size": 2}
     async with running_tokenizer(tmp_path, **options) as running:
         pool = running.service.pool
         running_task = asyncio.ensure_future(running.stub.Render(TRAP))
@@ -162,7 +167,7 @@ async def test_a_full_queue_refuses_and_a_cancel_frees_its_place(tmp_path: Path)
 
 
 async def test_waiting_too_long_is_refused(tmp_path: Path) -> None:
-    options = {"model_dir": trap_model(tmp_path), "queue_timeout_s": 0.2}
+    options: dict[str, Any] = {"model_dir": trap_model(tmp_path), "queue_timeout_s": 0.2}
     async with running_tokenizer(tmp_path, **options) as running:
         trapped = running.stub.Render(TRAP)
         await until(is_busy(running.service.pool.pids[0]))

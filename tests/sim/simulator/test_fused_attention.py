@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as plain
@@ -20,7 +22,7 @@ def heads(seed: int, length: int = Q, count: int = H, dtype: torch.dtype = torch
     return torch.randn(B, count, length, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def fused(*args: object, causal: bool = False, **more: object) -> torch.Tensor:
+def fused(*args: Any, causal: bool = False, **more: Any) -> torch.Tensor:
     q, k, v, mask = args
     valid, mode = more.get("valid"), more.get("mode", "none")
     window, sink = more.get("window", (-1, -1)), more.get("sink")

@@ -96,7 +96,7 @@ def test_a_cast_that_names_the_device_is_replayed(lazy: Card) -> None:
 
 @torch.inference_mode()
 def test_numbers_are_keys_by_value_and_each_takes_memory(lazy: Card) -> None:
-    module = wrapped()
+    module: Any = wrapped()
     x, where = on_hpu(torch.ones(2, 3))[0], slots(0, 1)
     module(x, where, 0)
     used = lazy.hbm.in_use

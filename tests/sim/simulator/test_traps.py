@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,7 @@ class Tables(nn.Module):
         self.keep = keep
         self.tables: dict[int, torch.Tensor] = {}
         self.plain: torch.Tensor | None = None
+        self.buffer: torch.Tensor
         self.nested: list[tuple[torch.Tensor, ...]] = []
         self.register_buffer("buffer", torch.zeros(3).to("hpu"))
 
@@ -322,7 +324,12 @@ def test_a_replay_hashes_its_inputs_alone(
     replay = device.capture(forward, [staged(0)])
     hashed: list[torch.Tensor] = []
     view_hash = wrap.view_hash
-    monkeypatch.setattr(wrap, "view_hash", lambda tensor: hashed.append(tensor) or view_hash(tensor))
+
+    def counted(tensor: torch.Tensor) -> Any:
+        hashed.append(tensor)
+        return view_hash(tensor)
+
+    monkeypatch.setattr(wrap, "view_hash", counted)
     before = sim.card().counters.replays
     for count in range(1, 4):
         replay(staged(count))

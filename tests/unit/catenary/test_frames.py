@@ -129,7 +129,7 @@ async def test_frames_over_the_limit_are_neither_sent_nor_read() -> None:
         seal(bytearray(HEADER_BYTES + 101), 100)
     assert body_size(frame_of(bytes(100))[:HEADER_BYTES], 100) == 100
     buffer = FrameBuffer(100)
-    buffer.feed(frame_of(bytes(101)))
+    buffer.feed(bytes(frame_of(bytes(101))))
     with pytest.raises(FrameTooLarge):
         buffer.take()
     left, right = socket.socketpair()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,7 @@ from tests.support.repository import ROOT
 def runner() -> Iterator[ModuleType]:
     sys.path.insert(0, str(ROOT / "deploy" / "mutants"))
     try:
-        import run
-
-        yield run
+        yield importlib.import_module("run")
     finally:
         sys.path.remove(str(ROOT / "deploy" / "mutants"))
         for name in ("run", "mutations"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +46,8 @@ class Cache:
                 for name in names:
                     self.held.pop(name, None)
             self.number += len(names)
-            change = engine_pb2.KvChange(**{kind: engine_pb2.KvNames(names=b"".join(names))})
+            field: Any = {kind: engine_pb2.KvNames(names=b"".join(names))}
+            change = engine_pb2.KvChange(**field)
         return engine_pb2.KvChanges(first_number=first, changes=[change])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,7 @@ def test_the_real_replacement_character_is_text() -> None:
     assert decode(byte_ids("\ufffd")[2:], byte_ids("\ufffd")[:2]) == "\ufffd"
 
 
-SENTENCEPIECE = {
+SENTENCEPIECE: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "padding": None,

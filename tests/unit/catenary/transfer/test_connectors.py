@@ -172,7 +172,12 @@ def test_kv_does_not_pile_up_for_who_does_not_read(tmp_path: Path, monkeypatch: 
     serving = Serving(BUILTIN["shm"], tmp_path, timeout_s=0.3)
     filled: list[int] = []
     fill = shm._fill
-    monkeypatch.setattr(shm, "_fill", lambda memory, parts: (filled.append(memory), fill(memory, parts)))
+
+    def counted(memory: int, parts: Any) -> None:
+        filled.append(memory)
+        fill(memory, parts)
+
+    monkeypatch.setattr(shm, "_fill", counted)
     fetch = Fetch(
         serving.source.ticket, serving.address, BINDING, LAYOUT, 0, BLOCKS, SIZE, CHUNK, time.monotonic() + 5
     )

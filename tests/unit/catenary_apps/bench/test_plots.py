@@ -4,6 +4,7 @@ import math
 import random
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -45,7 +46,7 @@ def _point(value: float | None, *, failing: int = 0, answered: int = 40) -> Poin
 
 def test_histograms_have_every_request_and_the_percentiles(tmp_path: Path) -> None:
     point = _point(None)
-    axes = latencies(point.result).axes
+    axes: list[Any] = latencies(point.result).axes
     assert [axis.get_title() for axis in axes[:2]] == ["time to first token", "time per output token"]
     for axis, count in zip(axes, (40, 40, 160, 40), strict=True):
         assert sum(patch.get_height() for patch in axis.patches) == count
@@ -54,7 +55,8 @@ def test_histograms_have_every_request_and_the_percentiles(tmp_path: Path) -> No
 
 
 def test_throughput_over_time_adds_up() -> None:
-    upper, lower = throughput(_point(None).result).axes
+    axes: list[Any] = throughput(_point(None).result).axes
+    upper, lower = axes
     assert sum(upper.patches[0].get_data().values) == pytest.approx(200)
     assert sum(lower.patches[0].get_data().values) == pytest.approx(40)
 
@@ -62,7 +64,7 @@ def test_throughput_over_time_adds_up() -> None:
 def test_a_percentile_among_failures_is_a_gap_in_the_curve() -> None:
     points = [_point(1.0), _point(2.0, failing=5), _point(4.0, failing=3, answered=0)]
     figure = curves(Sweep(Swept.RATE, (1.0, 2.0, 4.0)), points)
-    by_label = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
+    by_label: dict[Any, Any] = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     assert [math.isnan(value) for value in by_label["p50"]] == [False, False, True]
     assert [math.isnan(value) for value in by_label["p99"]] == [False, True, True]
     assert list(by_label["p50"][:2]) == [point.result.ttft_ms.median for point in points[:2]]

@@ -136,7 +136,7 @@ def test_plots_are_an_svg_and_a_png(model: str, tmp_path: Path) -> None:
 def test_a_plot_marks_each_step_and_each_bucket_once(model: str) -> None:
     config = load(BucketsConfig, ["--model", model, "--strategies", "exp,learned"], prog="catenary buckets")
     comparison = compare(config, lambda line: None)
-    axes = draw(comparison).axes
+    axes: list[Any] = draw(comparison).axes
     assert len(axes) == 2
     shapes = [shape for one in comparison.verdicts.values() for shape, _ in one.assessment.trace.decode]
     blocks, rows = max(one.context_blocks for one in shapes), max(one.batch for one in shapes)

@@ -182,7 +182,8 @@ def test_parameters() -> None:
     assert read_params(SamplingParams, "sampling_params", (one, None), 2) == [one, None]
     with pytest.raises(ValueError, match="there are 3 prompts and 1 sampling_params"):
         read_params(SamplingParams, "sampling_params", [one], 3)
-    for wrong in (None, {}, one, [PoolingParams()]):
+    bad: list[Any] = [None, {}, one, [PoolingParams()]]
+    for wrong in bad:
         with pytest.raises(TypeError, match="pooling_params must be a PoolingParams, not "):
             read_one(PoolingParams, "pooling_params", wrong)
 

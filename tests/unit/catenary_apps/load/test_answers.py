@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from catenary_apps.load import answers
 from catenary_apps.load.answers import Answer, EventReader, EventTooLarge, error_text
 
-lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=20)
+lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20)
 events = st.lists(st.lists(lines, min_size=1, max_size=3), max_size=5)
 
 

@@ -126,7 +126,8 @@ def test_bars_and_spans() -> None:
 def busy_frame(count: int) -> Frame:
     engines = [engine(f"engine-number-{place}", used_blocks=9, total_blocks=3) for place in range(count)]
     engines.append(engine("\x1b[31mred[/]\x07", state=engine_pb2.ENGINE_STATE_DRAINING))
-    lanes = [router_pb2.Lane(priority_class=number) for number in (1, 2, 3, 4)]
+    classes = common_pb2.PriorityClass.values()[1:5]
+    lanes = [router_pb2.Lane(priority_class=number) for number in classes]
     return make_frame([view("r:1", *engines, lanes=lanes), AWAY], Rates())
 
 
@@ -178,7 +179,8 @@ def test_the_document_has_every_key_and_words_for_enums() -> None:
 
 
 def test_what_is_unspecified_or_of_a_later_revision_has_a_word() -> None:
-    odd = router_pb2.FleetEngine(breaker=17)
+    unknown: Any = 17
+    odd = router_pb2.FleetEngine(breaker=unknown)
     (one,) = fleet_document([view("r:1", odd)])["engines"]
     assert (one["role"], one["breaker"], one["load"]["state"]) == ("both", "unknown", "unspecified")
     (row,) = make_frame([view("r:1", odd)], Rates()).engines

@@ -259,7 +259,7 @@ def test_how_tasks_are_given() -> None:
     ],
 )
 def test_words_that_are_none_are_refused_before_a_model_is_prepared(
-    options: dict[str, tuple[str, ...]], text: str
+    options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(StartRefused, match=text):
         wanted_models(UpConfig(**options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -196,7 +197,7 @@ def test_names_of_strategies() -> None:
 
 @pytest.mark.parametrize("option", ["block_size", "max_num_seqs", "num_blocks"])
 def test_senseless_limits_are_named(option: str) -> None:
-    values = {
+    values: dict[str, Any] = {
         "block_size": 32,
         "max_model_len": 64,
         "max_num_seqs": 2,

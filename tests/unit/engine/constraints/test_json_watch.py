@@ -169,7 +169,7 @@ class _Words(Vocabulary):
     """Only the texts of tokens."""
 
     def __init__(self, *texts: bytes) -> None:
-        self.texts, self.width = texts, len(texts)
+        self.texts, self.width = list(texts), len(texts)
 
     @property
     def words(self) -> int:

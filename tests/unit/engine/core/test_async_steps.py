@@ -91,7 +91,7 @@ def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> N
         plans.append(plan)
         return launch(plan, masked=masked)
 
-    core.work._runner.launch = noting  # type: ignore[method-assign]
+    core.engine.runner.launch = noting  # type: ignore[assignment, method-assign]
     key = core.submit([5, 6, 7], max_tokens=6)
     core.run()
     rows = [row for plan in plans for row in plan.decodes]

@@ -77,6 +77,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_engine(
     found, wanted = decode.outputs[key], alone(cores, prompt, **options)
     assert found.token_ids == wanted.token_ids
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+    assert found.end is not None
     assert (found.end.transferred_tokens, found.end.cached_tokens) == (length - 1, 0)
     assert computed(decode) == 0
     assert (transfers(decode).arrived, transfers(decode).faults) == (1, {})
@@ -314,13 +315,14 @@ def test_contiguous_kv_excludes_roles(role: str) -> None:
     EngineConfig(role="decode", kv_transfer_timeout_s=60.0, stall_limit_s=62.0)
     with pytest.raises(ValueError, match=r"kv_transfer_timeout_s \(60\) must be 2 s below stall_limit_s"):
         EngineConfig(role="decode", kv_transfer_timeout_s=60.0)
-    everywhere = {"role": "prefill", "kv_connector": "tcp", "kv_transfer_listen": "0.0.0.0:0"}
+    everywhere: dict[str, Any] = {"role": "prefill", "kv_connector": "tcp", "kv_transfer_listen": "0.0.0.0:0"}
     EngineConfig(**everywhere, kv_transfer_advertise="host:0")
     with pytest.raises(ValueError, match="kv_transfer_advertise"):
         EngineConfig(**everywhere)
     for field in ("kv_transfer_listen", "kv_transfer_advertise"):
+        socket: dict[str, Any] = {field: "unix:/tmp/socket"}
         with pytest.raises(ValueError, match="HOST:PORT"):
-            EngineConfig(**{field: "unix:/tmp/socket"})
+            EngineConfig(**socket)
 
 
 def test_prompts_that_cannot_be_handed_over_are_refused(cores: HandoverCores) -> None:

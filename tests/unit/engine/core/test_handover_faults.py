@@ -162,7 +162,9 @@ def test_a_prompt_that_is_cached_waits_for_nobody(prefill: LocalCore, decode: Lo
     second = decode.submit(prompt, kv_offer=offer, cache_salt="all")
     decode.run()
     assert decode.outputs[second].token_ids == decode.outputs[first].token_ids
-    assert decode.outputs[second].end.cached_tokens == 56
+    end = decode.outputs[second].end
+    assert end is not None
+    assert end.cached_tokens == 56
     assert faults(decode) == before
     FaultyConnector.hold.set()
     run_both(prefill, decode)

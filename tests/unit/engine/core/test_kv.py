@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,8 @@ def test_without_a_prefix_cache_there_is_nothing_to_follow(directory: Path) -> N
 
 def test_who_gives_way_is_counted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = LocalCore(tiny_options(directory, kv_cache_gib=0.0002))
-    scheduler, preempted, plan = core.engine.scheduler, [], core.engine.scheduler.plan
+    preempted: list[Any] = []
+    scheduler, plan = core.engine.scheduler, core.engine.scheduler.plan
 
     def noted() -> StepPlan | None:
         made = plan()

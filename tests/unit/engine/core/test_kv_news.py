@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ class FollowedCore(Core):
 
 
 FollowedCore.__abstractmethods__ = frozenset()
+make_core: Any = FollowedCore
 
 
 class Cache:
@@ -122,7 +124,7 @@ def test_contents_come_in_parts() -> None:
 
 
 def test_the_core_is_asked_when_the_first_router_follows_and_once_a_life() -> None:
-    mirror, core = PrefixCacheMirror(), FollowedCore()
+    mirror, core = PrefixCacheMirror(), make_core()
     mirror.core_ready(core, publishes=True)
     assert core.followed == 0
     first = mirror.join(max_pending=10)
@@ -131,17 +133,17 @@ def test_the_core_is_asked_when_the_first_router_follows_and_once_a_life() -> No
     mirror.join(max_pending=10)
     assert core.followed == 1
     mirror.core_lost()
-    other = FollowedCore()
+    other = make_core()
     mirror.core_ready(other, publishes=True)
     assert (core.followed, other.followed) == (1, 1)
     mirror.core_lost()
-    mirror.core_ready(without := FollowedCore(), publishes=False)
+    mirror.core_ready(without := make_core(), publishes=False)
     assert without.followed == 0
 
 
 def test_a_dead_core_clears_what_routers_know_and_the_next_one_tells_anew() -> None:
     mirror = PrefixCacheMirror()
-    mirror.core_ready(FollowedCore(), publishes=True)
+    mirror.core_ready(make_core(), publishes=True)
     delta, router = mirror.join(max_pending=10), KvFollower()
     assert delta.take() == []
     mirror.take(KvContents(name(1) + name(2), True, True))
@@ -150,7 +152,7 @@ def test_a_dead_core_clears_what_routers_know_and_the_next_one_tells_anew() -> N
     mirror.core_lost()
     deliver(delta, router)
     assert (router.names, router.number, mirror.names()) == (set(), 1, None)
-    mirror.core_ready(FollowedCore(), publishes=True)
+    mirror.core_ready(make_core(), publishes=True)
     # Late news of the first life.
     mirror.take(KvChanges(False, b"", name(3)))
     assert delta.take() == []
@@ -178,7 +180,7 @@ def test_whatever_is_merged_or_dropped_all_know_the_same_in_the_end(
     todo: list[tuple[str, int]], blocks: int, events: int, pending: int
 ) -> None:
     cache, mirror = Cache(blocks, events), PrefixCacheMirror()
-    mirror.core_ready(FollowedCore(), publishes=True)
+    mirror.core_ready(make_core(), publishes=True)
     links = [(mirror.join(max_pending=pending), KvFollower()) for _ in range(2)]
     cache.news.follow()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_scores_of_a_cross_encoder(kind: str, identity: bool, tmp_path: Path) ->
     assert core.engine.ready.model.task == "score"
 
 
-LOGITS = {
+LOGITS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "softmax": ({}, lambda logits: logits.softmax(-1)),
     "several labels": ({"problem_type": "multi_label_classification"}, lambda logits: logits.sigmoid()),
     "regression": ({"problem_type": "regression"}, lambda logits: logits),

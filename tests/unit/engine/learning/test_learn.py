@@ -63,7 +63,7 @@ def test_the_staircase_is_the_best_of_all(seed: int, outer: int, inner: int, mos
     weights = draw.integers(0, 5, (outer, inner)).astype(np.float64)
     costs = draw.uniform(0.1, 3, (outer, inner)).cumsum(axis=0).cumsum(axis=1)
     prices = np.where(draw.random((outer, inner)) < 0.2, np.inf, draw.uniform(0, 2, (outer, inner)))
-    overflow = np.full((outer, inner), 20.0) * draw.integers(1, 3, (outer, 1))
+    overflow = np.full((outer, inner), 20.0) * draw.integers(1, 3, (outer, 1)).astype(np.float64)
     found = Staircase(weights, costs, prices, overflow, most=most, width=width)
 
     def served(begin: int, end: int, chosen: tuple[int, ...]) -> float:

@@ -5,6 +5,7 @@ import math
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,7 +108,8 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_frames_cut_anywhere_give_the_same_messages(cuts: list[int]) -> None:
     stream = b"".join(bytes(encode_frame(message, LIMIT)) for message in MESSAGES)
-    buffer, received, at = FrameBuffer(LIMIT), [], 0
+    received: list[Any] = []
+    buffer, at = FrameBuffer(LIMIT), 0
     for cut in [*cuts, len(stream)]:
         buffer.feed(stream[at : at + cut])
         at += cut
@@ -167,11 +169,17 @@ def test_core_reads_while_its_send_is_held_up(pair: tuple[socket.socket, socket.
     link, peer = BlockingLink(pair[0]), pair[1]
     steps = [CoreStep(StepColumns(token_ids=list(range(100_000))), CoreLoad(steps=i)) for i in range(8)]
     submits = [submit(i, tokens=100_000) for i in range(8)]
-    sender = threading.Thread(target=lambda: [link.send(step) for step in steps])
+
+    def send_all() -> None:
+        for step in steps:
+            link.send(step)
+
+    sender = threading.Thread(target=send_all)
     sender.start()
     for message in submits:
         peer.sendall(encode_frame(message, LIMIT))
-    buffer, received = FrameBuffer(LIMIT), []
+    received: list[Any] = []
+    buffer = FrameBuffer(LIMIT)
     while len(received) < len(steps):
         buffer.feed(peer.recv(1 << 16))
         received += map(decode_body, buffer.take())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ GIB = 2**30
 LLAMA_BLOCK = 2 * 32 * 8 * 128 * 128 * 2
 
 
-def plan(free_gib: float, utilization: float, share: float, **options: int | None) -> MemoryPlan:
+def plan(free_gib: float, utilization: float, share: float, **options: Any) -> MemoryPlan:
     return plan_memory(
         total=96 * GIB,
         weights=15 * GIB,

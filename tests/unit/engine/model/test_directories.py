@@ -94,7 +94,7 @@ LONGROPE = {
     "long_factor": [2.0] * 4,
 }
 
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (remove("config.json"), "has no config.json"),
     "config is not JSON": (write("config.json", "{"), "is not valid JSON"),
     "config is a list": (write("config.json", "[]"), "does not hold a JSON object"),

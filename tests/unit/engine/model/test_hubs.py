@@ -56,6 +56,7 @@ def test_model_is_fetched_from_modelscope(hub: Hub, tmp_path: Path) -> None:
 def test_config_alone_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATENARY_CACHE", str(tmp_path / "ours"))
     config, name, directory = find_config(MODEL, progress=lambda _: None)
+    assert directory is not None
     assert (config["model_type"], name) == ("llama", "group/some-name.1")
     assert [path.name for path in directory.iterdir()] == ["config.json"]
     # It is not taken for the model, whose own config is used once it is there.

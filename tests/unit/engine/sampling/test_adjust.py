@@ -31,9 +31,9 @@ def by_transformers(
     logits: torch.Tensor, tokens: list[int], prompt_len: int, options: SamplingOptions
 ) -> torch.Tensor:
     """One row [V] by transformers; it has no presence and frequency penalties: by OpenAI's formula."""
-    processors = LogitsProcessorList()
+    processors: Any = LogitsProcessorList()
     if options.logit_bias:
-        bias = {(token,): value for token, value in options.logit_bias}
+        bias: Any = {(token,): value for token, value in options.logit_bias}
         processors.append(SequenceBiasLogitsProcessor(bias))
     processors.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.bad_words:

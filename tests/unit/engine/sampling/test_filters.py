@@ -78,7 +78,7 @@ def frequencies(scores: torch.Tensor, draws: int = 4000, **options: Any) -> torc
 def by_transformers(scores: torch.Tensor, **options: Any) -> torch.Tensor:
     """The distribution [V] that transformers would draw from."""
     chosen = SamplingOptions(**options)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(chosen.temperature)])
+    warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(chosen.temperature)])
     if chosen.top_k:
         warpers.append(TopKLogitsWarper(chosen.top_k))
     if chosen.top_p < 1:

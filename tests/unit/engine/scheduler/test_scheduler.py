@@ -14,7 +14,6 @@ from services.engine.scheduler import (
     Advanced,
     Finished,
     IllegalTransition,
-    Outcome,
     QueueFull,
     Scheduler,
     SchedulerConfig,
@@ -51,7 +50,7 @@ def sequence(key: int, length: int, params: SequenceParams | None = None, genera
     return Sequence(key, tokens, length, params or SequenceParams(max_tokens=20))
 
 
-def step(under_test: Scheduler, token: int = 1) -> tuple[StepPlan, list[Outcome]]:
+def step(under_test: Scheduler, token: int = 1) -> tuple[StepPlan, list[Any]]:
     plan = under_test.plan()
     assert plan is not None
     return plan, under_test.commit(plan, {s.key: token for s in plan.sampling()})
@@ -129,7 +128,7 @@ def test_the_newest_gives_way_and_keeps_its_tokens() -> None:
     engine.add(old)
     engine.add(new)
     seen = list[Sequence]()
-    outcomes = list[Outcome]()
+    outcomes = list[Any]()
     while engine.has_work:
         plan = engine.plan()
         assert plan is not None
@@ -200,7 +199,7 @@ def test_abort_and_failure_between_plan_and_commit() -> None:
     failed = engine.end(2, FinishReason.ERROR)
     assert failed is not None
     assert (failed.reason, failed.token_id) == (FinishReason.ERROR, None)
-    outcomes = engine.commit(plan, {3: 8})
+    outcomes: list[Any] = engine.commit(plan, {3: 8})
     assert [outcome.sequence.key for outcome in outcomes] == [3]
     assert engine.abort(3)
     engine.check()

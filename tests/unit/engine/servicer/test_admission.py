@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "param"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
-def test_refusals_name_code_and_parameter(fields: dict[str, Any], code: int, param: str) -> None:
+def test_refusals_name_code_and_parameter(fields: dict[str, Any], code: Any, param: str) -> None:
     spec = sequence_spec(**{"token_ids": [1, 2, 3], **fields})
     with pytest.raises(Inadmissible) as caught:
         ADMISSION.resolve(spec, 1)
@@ -241,7 +241,9 @@ def test_a_constraint_of_no_shape_is_refused(constraint: dict[str, Any]) -> None
 
 def test_a_constraint_comes_through() -> None:
     spec = sequence_spec([1, 2, 3])
-    spec.constraint.CopyFrom(common_pb2.Constraint(kind=2, source="a+", after="</think>"))
+    spec.constraint.CopyFrom(
+        common_pb2.Constraint(kind=common_pb2.CONSTRAINT_KIND_REGEX, source="a+", after="</think>")
+    )
     found = ADMISSION.resolve(spec, 1).constraint
     assert found is not None
     assert (found.kind, found.source, found.after) == (2, "a+", "</think>")

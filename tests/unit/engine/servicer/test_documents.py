@@ -30,7 +30,7 @@ def admission(task: str = "embed", **facts: Any) -> Admission:
     return Admission("m", model, CAPACITY, SequenceLimits(4, 3, 2, 3))
 
 
-def spec(task: int = EMBED, ids: tuple[int, ...] = (1, 2, 3), **fields: Any) -> common_pb2.SequenceSpec:
+def spec(task: Any = EMBED, ids: tuple[int, ...] = (1, 2, 3), **fields: Any) -> common_pb2.SequenceSpec:
     pooling = {name: fields.pop(name) for name in ("dimensions", "second_start", "raw") if name in fields}
     return common_pb2.SequenceSpec(
         model="m", token_ids=ids, pooling=common_pb2.Pooling(task=task, **pooling), **fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -214,16 +215,14 @@ def test_a_stall_counts_from_work_or_the_last_step() -> None:
     assert not watch.stalled(9000)
 
 
-def _attached(**fields: int) -> engine_pb2.Attached:
-    return engine_pb2.Attached(
-        **{
-            "schema_revision": SCHEMA_REVISION,
-            "lease_epoch": 4,
-            "lease_ms": 9000,
-            "report_interval_ms": 3000,
-            **fields,
-        }
-    )
+def _attached(**fields: Any) -> engine_pb2.Attached:
+    terms: dict[str, Any] = {
+        "schema_revision": SCHEMA_REVISION,
+        "lease_epoch": 4,
+        "lease_ms": 9000,
+        "report_interval_ms": 3000,
+    }
+    return engine_pb2.Attached(**{**terms, **fields})
 
 
 def test_a_lease_runs_out_after_silence() -> None:

@@ -44,7 +44,7 @@ class PlayedSession:
 
 def generation(session: PlayedSession, *, constraint_param: str | None = None, **fields: Any) -> Generation:
     body = {"model": "m", "prompt": [byte_ids("ab")], **fields}
-    request = parse_request(CompletionRequest, body, RequestLimits())
+    request: Any = parse_request(CompletionRequest, body, RequestLimits())
     plan = make_plan(
         request_id="r",
         model=Model("m", 100, VOCAB_SIZE, VOCABULARY),

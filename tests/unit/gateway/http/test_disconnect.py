@@ -108,7 +108,7 @@ async def test_one_timer_looks_after_all_half_closed_connections() -> None:
         timers.append(call_at(*args, **options))
         return timers[-1]
 
-    loop.call_at = counted  # type: ignore[method-assign]
+    loop.call_at = counted  # type: ignore[assignment, method-assign]
     try:
         connections = [Connection("1.0" if place % 2 else "1.1") for place in range(200)]
         for one in connections:

@@ -27,7 +27,7 @@ def step(**columns: Any) -> common_pb2.StepOutput:
     return common_pb2.StepOutput(**columns)
 
 
-def end(row: int, reason: int = common_pb2.FINISH_REASON_LENGTH, **fields: Any) -> common_pb2.SequenceEnd:
+def end(row: int, reason: Any = common_pb2.FINISH_REASON_LENGTH, **fields: Any) -> common_pb2.SequenceEnd:
     return common_pb2.SequenceEnd(row=row, reason=reason, **fields)
 
 

@@ -350,7 +350,8 @@ def test_the_models_own_sampling_is_told_where_the_request_leaves_it_to_the_mode
 
 
 def test_an_input_may_be_left_out_where_something_else_is_said() -> None:
-    for nothing in ({"input": []}, {"input": None}):
+    empty: list[dict[str, Any]] = [{"input": []}, {"input": None}]
+    for nothing in empty:
         assert chat(instructions="be", **nothing)["messages"] == [{"role": "system", "content": "be"}]
         assert chat(previous_response_id="resp_1", **nothing)["messages"] == []
 

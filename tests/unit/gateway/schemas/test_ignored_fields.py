@@ -35,14 +35,14 @@ BODIES: dict[type[RequestModel], dict[str, Any]] = {
 }
 
 
-def read(model: type[RequestModel], lenient: bool = False, **fields: Any) -> tuple[RequestModel, list[str]]:
+def read(model: type[RequestModel], lenient: Any = False, **fields: Any) -> tuple[RequestModel, list[str]]:
     """A request, and the names of what was ignored of it."""
     with noting(IgnoredFields(lenient=lenient)) as ignored:
         request = parse_request(model, {"model": "m", **BODIES[model], **fields}, LIMITS)
     return request, ignored.names
 
 
-def chat(lenient: bool = False, **fields: Any) -> tuple[ChatRequest, list[str]]:
+def chat(lenient: Any = False, **fields: Any) -> tuple[ChatRequest, list[str]]:
     request, names = read(ChatRequest, lenient, **fields)
     assert isinstance(request, ChatRequest)
     return request, names

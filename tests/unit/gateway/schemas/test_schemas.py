@@ -186,7 +186,7 @@ NEUTRAL = [
     ("grammar", ""),
     ("separate_reasoning", True),
 ]
-CHAT_NEUTRAL = [
+CHAT_NEUTRAL: list[Any] = [
     ("tools", None),
     ("tools", []),
     ("tool_choice", "none"),
@@ -390,7 +390,7 @@ def test_a_long_unknown_name_is_compared_with_nothing() -> None:
     assert "did you mean" not in refused(chat, **{name: 1})["message"]
 
 
-BAD_MESSAGES = [
+BAD_MESSAGES: list[Any] = [
     (None, "messages"),
     ("x", "messages"),
     ([], "messages"),
@@ -423,7 +423,7 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
 
 
 def test_messages_that_clients_send_back_are_taken() -> None:
-    sent_back = {
+    sent_back: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
         "refusal": None,

@@ -97,7 +97,8 @@ def test_what_is_more_than_text_is_all_told(told: ChoiceDelta) -> None:
     assert choices[0].get("token_ids", []) == list(told.token_ids)
     assert choices[-1]["finish_reason"] == told.finish_reason
     said = [choice["delta"].get("content", choice["delta"].get("reasoning", "")) for choice in choices]
-    assert "".join(said) == "".join(part.text for part in told.parts or ()) + told.text
+    parts: list[Any] = list(told.parts or ())
+    assert "".join(said) == "".join(part.text for part in parts) + told.text
 
 
 def test_running_usage_is_in_each_chunk() -> None:

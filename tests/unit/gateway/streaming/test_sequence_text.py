@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,8 @@ def test_any_grouping_of_tokens_shows_the_same(content: str, data: st.DataObject
     whole = text(*stops)
     expected = whole.feed(ids, values(ids), ended=True)
     split = text(*stops)
-    shown, entries, rest, start = "", [], ids, 0
+    entries: list[Any] = []
+    shown, rest, start = "", ids, 0
     while rest and not split.stopped:
         size = data.draw(st.integers(1, len(rest)))
         piece = split.feed(rest[:size], values(ids)[start : start + size], ended=size == len(rest))

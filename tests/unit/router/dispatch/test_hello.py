@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
@@ -12,7 +14,7 @@ from services.router.dispatch.membership import check_hello
 
 def hello(**changes) -> engine_pb2.EngineHello:
     """A good hello with changes, of which `model_` and `capacity_` go into those."""
-    model = {
+    model: dict[str, Any] = {
         "name": "m",
         "max_model_len": 64,
         "vocab_size": 100,
@@ -20,8 +22,8 @@ def hello(**changes) -> engine_pb2.EngineHello:
         "dtype": "float32",
         "tokenizer_sha256": "0f" * 32,
     }
-    capacity = {"block_size": 16, "total_blocks": 64, "max_running": 3}
-    fields = {
+    capacity: dict[str, Any] = {"block_size": 16, "total_blocks": 64, "max_running": 3}
+    fields: dict[str, Any] = {
         "schema_revision": SCHEMA_REVISION,
         "minimum_peer_revision": MINIMUM_PEER_REVISION,
         "instance_id": "i",

@@ -19,11 +19,11 @@ def searched(*, logprobs: int | None = None, results: int = 2):
     return placed(logprobs=logprobs, beam_search=beams)
 
 
-def found(*tokens: int, score: float = -1.0, reason: int = LENGTH, **fields: Any) -> common_pb2.Hypothesis:
+def found(*tokens: int, score: float = -1.0, reason: Any = LENGTH, **fields: Any) -> common_pb2.Hypothesis:
     return common_pb2.Hypothesis(token_ids=tokens, score=score, reason=reason, **fields)
 
 
-def end_of(handle: int, *hypotheses: common_pb2.Hypothesis, reason: int = LENGTH) -> common_pb2.StepOutput:
+def end_of(handle: int, *hypotheses: common_pb2.Hypothesis, reason: Any = LENGTH) -> common_pb2.StepOutput:
     return step_of(handle, ends=[common_pb2.SequenceEnd(reason=reason, hypotheses=hypotheses)])
 
 

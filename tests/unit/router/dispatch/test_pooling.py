@@ -34,14 +34,14 @@ def world_of(*tasks: int) -> tuple[World, Any]:
     return world, link
 
 
-def document(task: int = EMBED, **fields: Any) -> common_pb2.SequenceSpec:
+def document(task: Any = EMBED, **fields: Any) -> common_pb2.SequenceSpec:
     pooling = {name: fields.pop(name) for name in ("dimensions", "second_start") if name in fields}
     return common_pb2.SequenceSpec(
         model="m", token_ids=[1, 2, 3], pooling=common_pb2.Pooling(task=task, **pooling), **fields
     )
 
 
-def ended(handle: int, vector: bytes | None, reason: int = STOP, tokens: tuple[int, ...] = ()) -> Any:
+def ended(handle: int, vector: bytes | None, reason: Any = STOP, tokens: tuple[int, ...] = ()) -> Any:
     end = common_pb2.SequenceEnd(row=0, reason=reason, vector=vector)
     return common_pb2.StepOutput(handles=[handle], token_counts=[len(tokens)], token_ids=tokens, ends=[end])
 
@@ -97,7 +97,7 @@ def test_a_vector_reaches_its_reader(spec: common_pb2.SequenceSpec, answer: byte
     (handle,) = link.sequences
     assert not spec.HasField("sampling")
     world.dispatcher.on_step(link, ended(handle, answer))
-    end = world.sink.over[1]
+    end: Any = world.sink.over[1]
     assert (end.reason, end.vector, end.usage.prompt_tokens) == (STOP, answer, 3)
     assert world.admission.live_sequences == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ LOOKALIKE = "\uff1c|im_end|\uff1e"
 CHATML = renderer_of()
 
 
-def chat(renderer: Renderer, *turns: tuple[str, ...]) -> list[int]:
+def chat(renderer: Renderer, *turns: tuple[Any, ...]) -> list[int]:
     messages = [ChatTurn(*turn) for turn in turns]
     return renderer.chat(messages, ChatOptions()).ids
 

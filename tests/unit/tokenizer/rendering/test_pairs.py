@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from services.engine.model import prepare_model
 from services.tokenizer.rendering import (
@@ -46,7 +46,7 @@ def encoder() -> Path:
 
 
 def test_pairs_of_an_encoder_equal_transformers(encoder: Path) -> None:
-    reference: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(encoder)
+    reference: Any = AutoTokenizer.from_pretrained(encoder)
     pairs = renderer_of(read_model_files(encoder))
     assert pairs.available
     rendered = pairs.render([TextPair(*pair) for pair in PAIRS], PromptLimits(max_tokens=256))
@@ -57,7 +57,7 @@ def test_pairs_of_an_encoder_equal_transformers(encoder: Path) -> None:
 
 
 def test_the_second_text_is_cut(encoder: Path) -> None:
-    reference: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(encoder)
+    reference: Any = AutoTokenizer.from_pretrained(encoder)
     pairs = renderer_of(read_model_files(encoder))
     first, second = PAIRS[2]
     for keep in (44, 20, 5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def make_renderer(tmp_path: Path) -> MakeRenderer:
     return make
 
 
-def chat(renderer: Renderer, *turns: tuple[str, ...], generate: bool = True) -> list[int]:
+def chat(renderer: Renderer, *turns: tuple[Any, ...], generate: bool = True) -> list[int]:
     messages = [ChatTurn(*turn) for turn in turns]
     return renderer.chat(messages, ChatOptions(add_generation_prompt=generate)).ids
 
@@ -39,7 +40,7 @@ def chat_text(renderer: Renderer, *turns: tuple[str, ...], generate: bool = True
     return renderer.detokenize(chat(renderer, *turns, generate=generate), skip_special_tokens=False)
 
 
-def refusal(renderer: Renderer, *turns: tuple[str, ...]) -> RenderRefused:
+def refusal(renderer: Renderer, *turns: tuple[Any, ...]) -> RenderRefused:
     with pytest.raises(RenderRefused) as caught:
         chat(renderer, *turns)
     return caught.value

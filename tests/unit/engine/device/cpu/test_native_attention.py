@@ -101,7 +101,8 @@ def test_a_token_depends_on_nothing_but_what_it_sees(attention: NativeAttention,
 def test_what_many_threads_share_has_a_bound(attention: NativeAttention) -> None:
     """Sums of all chunks would take 100 GB here. Everyone sees itself alone, so it takes no time."""
     tokens, context, block_size = 360, 2**20, 1024
-    cache = PagedCache(*torch.randn(2, 1, block_size, 1, 256), block_size)
+    keys, values = torch.randn(2, 1, block_size, 1, 256)
+    cache = PagedCache(keys, values, block_size)
     blocks = (0,) * ((context + tokens) // block_size + 1)
     span = Span(0, tokens, context, blocks)
     got = attention.attend(torch.randn(tokens, 32, 256), cache, [span], scale=1.0, window=1, threads=64)

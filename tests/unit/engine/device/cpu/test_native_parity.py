@@ -149,10 +149,10 @@ def test_a_row_that_is_no_number_harms_no_other(
     assert broken[20:].isnan().all()
     rows = {0: range(30), 1: range(20)}
     paged = Paged(model, [[*text(20), bad, *text(9)], text(20)])
-    (last, other), sound = paged.select(rows, [(0, 29), (1, 19)], query=30, context=0)
+    (last, other), finite = paged.select(rows, [(0, 29), (1, 19)], query=30, context=0)
     assert last.isnan().all()
     assert other.isfinite().all()
-    assert sound.tolist() == [False, True, True]
+    assert finite.tolist() == [False, True, True]
     # A row of which nothing is wanted.
     assert Paged(model, paged.texts).select(rows, [(1, 3)], query=30, context=0)[1].tolist() == [
         False,

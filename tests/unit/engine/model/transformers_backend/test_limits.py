@@ -39,7 +39,8 @@ def logits_of_prompt(directory: Path, tokens: torch.Tensor, backend: str) -> tor
 
 def test_internlm3_runs_as_llama_with_its_own_config(tmp_path: Path) -> None:
     """Its checkpoints name a class of their own repository, which is not needed; qkv_bias is their name."""
-    config = transformers.CONFIG_MAPPING["internlm3"](
+    make: Any = transformers.CONFIG_MAPPING["internlm3"]
+    config = make(
         vocab_size=128,
         hidden_size=48,
         intermediate_size=64,
