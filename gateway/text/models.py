@@ -163,7 +163,7 @@ class ModelRegistry:
         return self.info(name)
 
     def known(self, name: str) -> Model:
-        """Return a model, whether it is served now or not. Raise ApiError: 404, or 503 without a tokenizer."""
+        """Return a model, served now or not. Raise ApiError: 404, or 503 without a tokenizer."""
         served = self.info(name)
         vocabulary = self._usable(served)
         if vocabulary is None:

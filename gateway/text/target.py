@@ -66,8 +66,10 @@ class RenderStream:
     async def render(
         self, request: tokenizer_pb2.RenderRequest, timeout_s: float
     ) -> tokenizer_pb2.RenderResponse:
-        """Return the answer to a request. Raise RpcError: the service's, UNAVAILABLE if the stream ends before
-        the answer, or TIMEOUT."""
+        """Return the answer to a request.
+
+        Raise RpcError: the service's own, UNAVAILABLE if the stream ends before the answer, or TIMEOUT.
+        """
         if self.ended:
             raise RpcError(_LOST)
         number = next(self._numbers)
@@ -209,8 +211,10 @@ class TokenizerTarget:
 
     @property
     def hesitates(self) -> bool:
-        """Whether it has left several checks in a row unanswered. A service that answers that it does not serve
-        may still answer the calls that it has."""
+        """Whether several checks in a row went unanswered.
+
+        A service that answers that it does not serve may still answer the calls that it has.
+        """
         return self._silences >= min(_HESITATION, self._most_misses)
 
     @property
@@ -294,7 +298,7 @@ class TokenizerTarget:
         await self._channel.close()
 
     async def _watch(self) -> None:
-        """Check once, then wait for the next check: with further looks while the service is doubted or away."""
+        """Check once, then wait for the next check; check more often while the service is doubted or away."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._period_s
         self._unanswered = False
