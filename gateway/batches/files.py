@@ -1,4 +1,4 @@
-"""Stored files, and uploads that are written piece by piece as they come in."""
+"""Stored files, and uploads, which are stored piece by piece while they arrive."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _IN_USE = (
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Files in all, and their bytes in all."""
+    """Most files, and most bytes of all files together."""
 
     max_files: int
     max_bytes: int
 
 
 class FileStore:
-    """Files by id, each for its owner alone. All methods raise ApiError: 503 if the store does not answer,
-    507 if the disk is full."""
+    """Files by id, each for its owner alone.
+
+    All methods raise ApiError: 503 if the store does not answer, 507 if the disk is full."""
 
     def __init__(
         self, database: Database, limits: FileLimits, *, clock: Callable[[], float] = time.time
@@ -47,9 +48,9 @@ class FileStore:
         self._clock = clock
 
     async def begin(self, owner: str, file_id: str, size: int = 0) -> None:
-        """Make a file that is not listed or read before `finish`, of about `size` bytes (0: not known).
+        """Make a file of about `size` bytes (0: unknown), which is neither listed nor read before `finish`.
 
-        Raises ApiError: 400 if there are too many files, 507 if the disk has no room for it."""
+        Raise ApiError: 400 if there are too many files, 507 if the disk has no room for it."""
         await self._database.check_room(size)
         async with self._database.transaction() as db:
             await db.execute(
@@ -65,7 +66,7 @@ class FileStore:
                 )
 
     async def append(self, file_id: str, number: int, data: bytes) -> None:
-        """Add the piece `number` to a file. Raises ApiError: 400 if files are too large in all, 507."""
+        """Add piece `number` to a file. Raise ApiError: 400 if all files together are too large, 507."""
         async with self._database.transaction(len(data)) as db:
             await db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (file_id, number, data))
             await db.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(data), file_id))
@@ -78,7 +79,7 @@ class FileStore:
                 )
 
     async def finish(self, owner: str, file_id: str, filename: str, expires_s: float | None) -> FileObject:
-        """Show a file that is complete."""
+        """Make a complete file visible; return it."""
         expires = None if expires_s is None else self._clock() + expires_s
         async with self._database.transaction() as db:
             await db.execute(
@@ -88,13 +89,13 @@ class FileStore:
         return await self.get(owner, file_id)
 
     async def discard(self, file_id: str) -> None:
-        """Forget a file that did not become complete."""
+        """Delete an incomplete file."""
         await self._database.essential(
             lambda db: db.execute_fetchall("DELETE FROM files WHERE id = ? AND ready = 0", (file_id,))
         )
 
     async def get(self, owner: str, file_id: str) -> FileObject:
-        """A file. Raises ApiError 404."""
+        """Return a file. Raise ApiError 404."""
         rows = await self._database.fetch(
             f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND ready = 1", (file_id, owner)
         )
@@ -105,7 +106,7 @@ class FileStore:
     async def listed(
         self, owner: str, *, purpose: str | None, limit: int, after: str | None, newest_first: bool
     ) -> list[FileObject]:
-        """Up to `limit` files behind the file `after`. Raises ApiError 400 if that is none."""
+        """Return up to `limit` files that follow `after`. Raise ApiError 400 if that is no file."""
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
         where, values = "owner = ? AND ready = 1", [owner]
         if purpose is not None:
@@ -124,7 +125,7 @@ class FileStore:
         return [_file(row) for row in rows]
 
     async def content(self, file_id: str) -> AsyncIterator[bytes]:
-        """A file's pieces in order, a few at a time."""
+        """Yield a file's pieces in order; they are read a few at a time."""
         number = -1
         while True:
             rows = await self._database.fetch(
@@ -138,7 +139,7 @@ class FileStore:
                 yield data
 
     async def delete(self, owner: str, file_id: str) -> None:
-        """Forget a file. Raises ApiError: 404, or 409 while a batch reads it."""
+        """Delete a file. Raise ApiError: 404, or 409 while a batch reads it."""
 
         async def delete(db: aiosqlite.Connection) -> None:
             cursor = await db.execute(
@@ -146,14 +147,14 @@ class FileStore:
             )
             if cursor.rowcount != 1:
                 raise file_not_found()
-            # Behind the check of the owner: to others the file is not there. Raising takes it back.
+            # After the check of the owner: others get 404. The error rolls the delete back.
             if await db.execute_fetchall(_IN_USE, (file_id,)):
                 raise ApiError(409, "A batch that has not ended reads this file.", code="file_in_use")
 
         await self._database.essential(delete)
 
     async def sweep(self, upload_s: float) -> None:
-        """Forget files that have expired, and uploads that were broken off: none takes `upload_s`."""
+        """Delete expired files, and incomplete uploads that are older than `upload_s`."""
         now = self._clock()
 
         async def delete(db: aiosqlite.Connection) -> None:
@@ -168,7 +169,7 @@ class FileStore:
 
 
 def file_not_found() -> ApiError:
-    """404: no such file, or not the caller's."""
+    """Return the error 404: no such file, or another owner's."""
     return ApiError(404, "No such file is stored.", code="file_not_found", param="file_id")
 
 
@@ -185,7 +186,7 @@ def _file(row: tuple[Any, ...]) -> FileObject:
 
 
 PIECE_BYTES = 256 << 10
-# Of the form around a file: no client writes more, and the file itself has options.
+# Of the form around a file; for the file itself there are options.
 _MAX_VALUE_BYTES = 1024
 _MAX_HEADER_BYTES = 4096
 _MAX_PARTS = 16
@@ -204,12 +205,12 @@ class UploadForm(msgspec.Struct, rename=_NAMES):
 
 
 Write = Callable[[int, bytes], Awaitable[None]]
-"""Stores the piece of that number."""
+"""Stores the piece with a number."""
 
 
 @dataclass(slots=True)
 class Upload:
-    """The form fields that came with a file, and its size in bytes."""
+    """The form fields of an upload, and the size of its file in bytes."""
 
     filename: str = ""
     size: int = 0
@@ -217,19 +218,19 @@ class Upload:
 
 
 async def read_upload(request: Request, write: Write, *, max_bytes: int, timeout_s: float) -> Upload:
-    """Read a whole form with one file. Raises ApiError (400, 408, 413, 415) or ClientGone.
+    """Read a whole form with one file. Raise ApiError (400, 408, 413, 415) or ClientGone.
 
     Args:
-        request: the request; its body was not touched.
-        write: takes the file's content.
-        max_bytes: most bytes of the file.
-        timeout_s: seconds in which all of it must have arrived.
+        request: the request, whose body was not read.
+        write: stores the file's pieces.
+        max_bytes: of the file.
+        timeout_s: seconds until all of it must have arrived.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
         raise ApiError(415, "Content-Type must be multipart/form-data.", code="unsupported_content_type")
-    # What surrounds the file in a form is small.
+    # The rest of the form is small.
     most = max_bytes + _MAX_PARTS * (8 * _MAX_HEADER_BYTES + _MAX_VALUE_BYTES)
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > most:
@@ -253,7 +254,7 @@ async def read_upload(request: Request, write: Write, *, max_bytes: int, timeout
 
 
 def declared_bytes(request: Request, most: int) -> int:
-    """About how many bytes a file has; 0 if its request does not say it, or says more than `most`."""
+    """Return about the bytes of a file; 0 if its request declares none, or more than `most`."""
     length = request.headers.get("content-length", "0")
     declared = int(length[:20]) if length.isdecimal() else 0
     return declared if declared <= most else 0
@@ -271,7 +272,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Form:
-    """The parser's callbacks. `content` is what was read of the file and not taken yet."""
+    """The parser's callbacks. `content`: bytes of the file that were read and not stored yet."""
 
     def __init__(self, boundary: bytes, max_bytes: int) -> None:
         self.content = bytearray()
@@ -305,14 +306,14 @@ class _Form:
             raise _broken() from None
 
     def feed(self, data: bytes) -> None:
-        """Read more of the body. Raises ApiError."""
+        """Parse more of the body. Raise ApiError."""
         try:
             self._parser.write(data)
         except FormParserError:
             raise _broken() from None
 
     def finish(self) -> Upload:
-        """The form, whose body has ended. Raises ApiError for what is missing."""
+        """Return the form, whose body has ended. Raise ApiError if it is incomplete."""
         if not self._complete:
             raise _broken()
         if not self._files:

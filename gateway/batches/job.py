@@ -1,4 +1,4 @@
-"""One batch on its way: from its input file to the files of its results."""
+"""One batch at work: from its input file to the files of its results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gateway.batches.objects import BatchProblem, BatchStatus
 from gateway.batches.store import BatchStore, ClaimedBatch, Outcome
 from gateway.http.body import NUMBERS, Turns, decode_json, too_many_values
 
-# Of names that the answers repeat (OpenAI has no figure), and faults that one report names.
+# Length of names that results repeat (OpenAI gives no figure), and problems in one report.
 MAX_CUSTOM_ID = 512
 MAX_PROBLEMS = 100
-# Windows' tools put it in front of a text in UTF-8.
+# Byte order mark, which tools of Windows put in front of UTF-8.
 _MARK = b"\xef\xbb\xbf"
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
@@ -34,7 +34,7 @@ class BatchLine:
 
 
 class LineError(ValueError):
-    """A line that is no request."""
+    """A line that is not a valid request."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -43,17 +43,17 @@ class LineError(ValueError):
         self.param = param
 
     def problem(self, line: int) -> BatchProblem:
-        """It, as the batch shows it."""
+        """Return the problem that the batch shows."""
         return BatchProblem(self.code, self.message, line, self.param)
 
 
 async def split_lines(
     pieces: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncIterator[tuple[int, bytes | None]]:
-    """Lines with their numbers, however the file was cut into pieces; others have the loop now and then.
+    """Yield lines with their numbers, however the file is cut into pieces; let other tasks run in between.
 
-    A blank line is empty. One of more than `max_bytes` is None; no more than about that much is ever held. A
-    byte order mark in front of the first is left out."""
+    A blank line is yielded as empty, one of more than `max_bytes` as None; no more than about that much is
+    held. A byte order mark in front of the first line is left out."""
     turns = Turns()
     number, held, too_long = 1, bytearray(), False
 
@@ -86,7 +86,7 @@ def _drop_mark(held: bytearray) -> None:
 
 
 def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
-    """A line as a request to `endpoint`. Raises LineError."""
+    """Parse a line as a request to `endpoint`. Raise LineError."""
     try:
         line = decode_json(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -115,12 +115,12 @@ def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
 async def check_lines(
     lines: AsyncIterator[tuple[int, bytes | None]], endpoint: str, max_lines: int, max_values: int
 ) -> tuple[int, list[BatchProblem]]:
-    """The number of requests in a file, and what keeps it from being run (the first hundred things).
+    """Return the number of requests in a file, and up to MAX_PROBLEMS problems, with which it is not run.
 
     Args:
         lines: of the file.
         endpoint: of the batch.
-        max_lines: most requests, and most blank lines beside them.
+        max_lines: most requests, and most blank lines in addition.
         max_values: most strings, arrays and objects in a line.
     """
     problems: list[BatchProblem] = []
@@ -167,7 +167,7 @@ async def _checked(number: int, data: bytes | None, endpoint: str, max_values: i
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The answer to a line: a status, a JSON body, and headers that say more. `request_id` is in the log."""
+    """The answer to a line: status, JSON body, and some headers. `request_id` is in the log."""
 
     status: int
     request_id: str
@@ -176,12 +176,12 @@ class LineResult:
 
     @property
     def failed(self) -> bool:
-        """Whether it belongs into the error file."""
+        """Whether it belongs in the error file."""
         return not 200 <= self.status < 300
 
 
 def result_line(custom_id: str, result: LineResult, new_id: Callable[[str], str]) -> bytes:
-    """A line of an output or error file, with its line break."""
+    """Return a line of an output or error file, with its line break."""
     response = {
         "status_code": result.status,
         "request_id": result.request_id,
@@ -192,7 +192,7 @@ def result_line(custom_id: str, result: LineResult, new_id: Callable[[str], str]
 
 
 def unrun_line(custom_id: str, code: str, message: str, new_id: Callable[[str], str]) -> bytes:
-    """A line of an error file for a request that was not run."""
+    """Return a line of an error file for a request that was not run."""
     return _line(custom_id, None, {"code": code, "message": message}, new_id)
 
 
@@ -208,7 +208,7 @@ _UNRUN = {
 }
 
 RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
-"""Answers a line, however long that takes; cancelling it gives the request up."""
+"""Answers a line, however long that takes; cancelling it aborts the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,8 @@ class JobLimits:
 class BatchJob:
     """Runs one batch that its gateway has claimed.
 
-    A line's result is written down once, in the same transaction in which it is counted, and only while the
-    gateway holds the batch. So a gateway that goes on with the batch after a crash skips
-    exactly the lines that the files show."""
+    A line's result is stored once, in the transaction that counts it, and only while the gateway holds the
+    batch. So a gateway that takes the batch over after a crash skips exactly the lines that have results."""
 
     def __init__(
         self,
@@ -246,9 +245,9 @@ class BatchJob:
             claim: the batch.
             batches: where it is.
             files: where its input is.
-            run_line: what answers a line, when there is a place for it.
+            run_line: answers a line, once there is a place for it.
             limits: of its input.
-            clock: Unix time. It is read once, since an administrator or NTP may set it.
+            clock: Unix time, which is read only once: an administrator or NTP may set it.
             elapsed: seconds of a monotonic clock.
         """
         self.batch_id = claim.batch.id
@@ -264,8 +263,9 @@ class BatchJob:
         self._end = BatchStatus.COMPLETED
 
     async def run(self) -> None:
-        """Bring the batch to its end, from wherever it is. Raises LeaseLost, or ApiError 503 of the store.
-        Then, and when it is cancelled, what is written down stays, and the batch can be gone on with."""
+        """Bring the batch to its end, from any status. Raise LeaseLost, or ApiError of the store.
+
+        After an error, and when it is cancelled, stored results stay, and the batch can be run again."""
         batch = self._claim.batch
         self.renewed(batch.status.value)
         if batch.in_progress_at is None or not self._cancelled.is_set():
@@ -298,7 +298,7 @@ class BatchJob:
             self._stop.set()
 
     async def _check_lines(self) -> tuple[int, list[BatchProblem]] | None:
-        """As `check_lines`; None: the batch was cancelled before all were read."""
+        """Call `check_lines`; return None if the batch was cancelled before all lines were read."""
         limits = self._limits
         check = asyncio.create_task(
             check_lines(self._lines(), self._claim.batch.endpoint, limits.max_lines, limits.max_line_values)

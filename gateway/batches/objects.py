@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -164,15 +165,5 @@ class BatchPage(Page[Batch]):
     """A page of batches, under the name that the OpenAPI document gives it."""
 
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Batch)
-
-
-def encode_batch(batch: Batch) -> bytes:
-    """The object as JSON."""
-    return _encoder.encode(batch)
-
-
-def decode_batch(data: bytes) -> Batch:
-    """What `encode_batch` was given."""
-    return _decoder.decode(data)
+encode_batch: Callable[[Batch], bytes] = msgspec.json.Encoder().encode
+decode_batch: Callable[[bytes], Batch] = msgspec.json.Decoder(Batch).decode

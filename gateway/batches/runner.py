@@ -1,4 +1,4 @@
-"""The batches that this gateway runs: each line calls the API from within, without a connection."""
+"""Runs batches: each line calls the API inside of this process, without a connection."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InnerAnswer:
-    """An answer. `retry_after_s` None: the server did not say when to come back. `headers`: those that a
-    batch tells of it."""
+    """An answer. `retry_after_s` None: without a time to retry. `headers`: those that results repeat."""
 
     status: int
     request_id: str
@@ -43,12 +42,12 @@ async def call_inside(
     """POST to `app`. Cancelling it ends the request as a client that hangs up does.
 
     Args:
-        app: the routes, without what checks keys and connections in front of them, but behind the limits.
+        app: the routes behind the limits, without the checks of keys and connections.
         path: the route.
         body: the JSON body.
-        owner: whose request it is.
+        owner: the tenant.
         cache_salt: of the owner's cached KV.
-        tried: the same one whenever the request is tried.
+        tried: the same one for all attempts at the request.
     """
     data = msgspec.json.encode(body)
     request_id = new_id("req-")
@@ -74,7 +73,7 @@ async def call_inside(
         try:
             await app(scope, _Receive(data), answer)
         except Exception:
-            # The framework answers with a 500 and raises the defect again.
+            # The framework answers with a 500 and raises the error again.
             _log.exception("request of a batch failed")
             answer.status = answer.status or internal().status
             answer.body = answer.body or bytearray(internal().body())
@@ -85,7 +84,7 @@ async def call_inside(
 
 
 class _Receive:
-    """The body, and then nothing for as long as the request lasts."""
+    """Receives the body, and then nothing for as long as the request lasts."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -99,7 +98,7 @@ class _Receive:
 
 
 class _Answer:
-    """Takes what is sent."""
+    """Collects what is sent."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -126,14 +125,14 @@ _UNKNOWN = 404
 _NO_MODEL = b'"model_not_found"'
 _LIMITS_AWAY = b'"limits_unavailable"'
 _NEVER = f'"{BEYOND_ITS_KEY}"'.encode()
-# Lines with which a model's engines were lost so often are not tried again.
+# Attempts at one line that ended with the loss of the model's engines, after which it fails.
 _MOST_LOST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Batches at work at a time, lines at work of all of them together, the priority of lines that name none,
-    seconds that no upload takes, and seconds after the start for which unknown models are waited for."""
+    """Batches at work, lines of all batches at work, the priority of lines without one, seconds after which
+    incomplete uploads are deleted, and seconds after the start for which unknown models are awaited."""
 
     max_batches: int
     max_lines_at_work: int
@@ -143,7 +142,7 @@ class RunnerLimits:
 
 
 class BatchRunner(JobOwner):
-    """Claims batches and runs them, up to a number at a time: those of any gateway with the same store."""
+    """Claims batches of any gateway with the same store, and runs up to a number at a time."""
 
     def __init__(
         self,
@@ -191,15 +190,12 @@ class BatchRunner(JobOwner):
             await self._runner.close()
 
     def renewed(self, job_id: str, status: str) -> None:
-        """See JobOwner."""
         self._running[job_id].renewed(status)
 
     def ended(self, job_id: str) -> None:
-        """See JobOwner."""
         del self._running[job_id]
 
     async def claim_more(self) -> None:
-        """See JobOwner."""
         while len(self._runner.running) < self._limits.max_batches:
             claim = await self._batches.claim(self._runner.name, self._runner.running)
             if claim is None:
@@ -216,7 +212,6 @@ class BatchRunner(JobOwner):
             self._runner.start(job.batch_id, self._run_job(job))
 
     async def sweep(self) -> None:
-        """See JobOwner."""
         await self._files.sweep(self._limits.upload_s)
         await self._batches.sweep()
 
@@ -239,7 +234,7 @@ class BatchRunner(JobOwner):
                 return LineResult(error.status, new_id("req-"), error.body())
         backoff, lost, tried = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0, Tried()
         while True:
-            # Not while it waits: it may be the limits of its key that hold it back.
+            # A line that waits to be retried holds no place: the limits of its key may delay it.
             async with self._places:
                 served = self._serves(str(line.body.get("model") or ""))
                 answer = await self._call(claim, line, tried)
@@ -249,9 +244,9 @@ class BatchRunner(JobOwner):
             await asyncio.sleep(max(backoff.next_delay(), answer.retry_after_s or 0.0))
 
     def _comes_back(self, answer: InnerAnswer) -> bool:
-        """Whether the same request may be answered otherwise later."""
+        """Return whether a later attempt may have another answer."""
         if answer.status == _UNKNOWN and _NO_MODEL in answer.body:
-            # The engines of a fleet that was started as a whole arrive one by one.
+            # Engines of a fleet that is started as a whole arrive one by one.
             return time.monotonic() - self._started < self._limits.model_wait_s
         return answer.status in _BUSY and _NEVER not in answer.body
 

@@ -1,4 +1,4 @@
-"""Files and batches as requests ask for them."""
+"""Requests to upload files and to create batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BatchLimits:
 
 
 class BatchService:
-    """Takes files and batches. All methods raise ApiError, and 503 if the store does not answer."""
+    """Accepts files and batches. All methods raise ApiError; 503 if the store does not answer."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BatchService:
         self._limits = limits
 
     async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
+        """Store the file of a form. Raise ApiError or ClientGone, and store nothing then."""
         owner, file_id = caller_of(scope).owner, new_id(FILE_ID)
         request = Request(scope, receive)
         with self._generation.place():
@@ -74,14 +74,14 @@ class BatchService:
                 expires_s = _checked(upload)
                 file = await self.files.finish(owner, file_id, upload.filename, expires_s)
             except BaseException:
-                # What cannot be discarded is swept away later.
+                # A sweep deletes later what cannot be discarded now.
                 with suppress(ApiError):
                     await self.files.discard(file_id)
                 raise
             await send_json(send, msgspec.json.encode(file))
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin a batch. Raises ApiError, or ClientGone."""
+        """Create a batch. Raise ApiError or ClientGone."""
         with self._generation.place():
             body: dict[str, Any] = await self._generation.read_object(scope, receive)
             request = parse_request(BatchRequest, body, self._generation.limits)
@@ -111,7 +111,7 @@ class BatchService:
 
 
 def _checked(upload: Upload) -> float | None:
-    """Seconds after which the file is forgotten; None: never. Raises ApiError 400 for a bad form."""
+    """Return seconds until the file expires; None: never. Raise ApiError 400 for a bad form."""
     fields = dict(upload.fields)
     purpose = fields.pop("purpose", None)
     if purpose is None:

@@ -1,4 +1,4 @@
-"""Stored batches: what the API shows of them, and what the gateway that runs one writes down."""
+"""Stored batches: as the API shows them, and as the gateway that runs one updates them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ClaimedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A line of a result file: that of the request in line `number` of the input."""
+    """A line of a result file, for the request in line `number` of the input."""
 
     number: int
     failed: bool
@@ -96,7 +96,7 @@ class Outcome:
 
 
 class BatchStore:
-    """Batches by id, each for its owner alone. ApiError 503: the store does not answer."""
+    """Batches by id, each for its owner alone. Methods raise ApiError 503 if the store does not answer."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class BatchStore:
         """Set its limits.
 
         Args:
-            database: with the tables of `schema`.
-            lease_s: seconds for which a gateway has a batch that it has claimed or renewed.
-            max_batches: batches of all owners that have not ended.
+            database: with the tables of SCHEMA.
+            lease_s: seconds for which a gateway holds a batch that it has claimed or renewed.
+            max_batches: unfinished batches of all owners.
             clock: Unix time.
             elapsed: seconds of a monotonic clock.
         """
@@ -130,9 +130,9 @@ class BatchStore:
         self._clock = clock
 
     async def add(self, claim: ClaimedBatch, keep_s: float) -> None:
-        """Keep a new batch, with empty files for its results that live for `keep_s` after its end.
+        """Store a new batch, with empty files for its results, which are kept for `keep_s` after its end.
 
-        Raises ApiError 429 if there are too many."""
+        Raise ApiError 429 if there are too many."""
         batch, now = claim.batch, self._clock()
         async with self._database.transaction() as db:
             ((running,),) = await db.execute_fetchall(f"SELECT COUNT(*) FROM batches WHERE {self.jobs.open}")
@@ -154,7 +154,7 @@ class BatchStore:
             )
 
     async def get(self, owner: str, batch_id: str) -> Batch:
-        """A batch. Raises ApiError 404."""
+        """Return a batch. Raise ApiError 404."""
         rows = await self._database.fetch(
             f"SELECT {_COLUMNS} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
         )
@@ -163,7 +163,7 @@ class BatchStore:
         return _batch(rows[0])
 
     async def listed(self, owner: str, *, limit: int, after: str | None) -> list[Batch]:
-        """Up to `limit` batches older than `after`, newest first. Raises ApiError 400 if that is none."""
+        """Return up to `limit` batches older than `after`, newest first. Raise ApiError 400 without it."""
         where, values = "owner = ?", [owner]
         if after is not None:
             anchor = await self._database.fetch(
@@ -179,7 +179,7 @@ class BatchStore:
         return [_batch(row) for row in rows]
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Ask the gateway that runs a batch to end it; an ended one stays as it is. Raises ApiError 404."""
+        """Ask the gateway that runs a batch to end it; an ended one stays as it is. Raise ApiError 404."""
 
         async def cancel(db: aiosqlite.Connection) -> Batch:
             rows = await db.execute_fetchall(
@@ -212,7 +212,7 @@ class BatchStore:
             await _move(db, claim.batch.id, {BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING, self._clock())
 
     async def done(self, claim: ClaimedBatch) -> set[int]:
-        """The numbers of the lines that have a result."""
+        """Return the numbers of lines that have a result."""
         rows = await self._database.fetch(
             "SELECT number FROM pieces WHERE file IN (?, ?)", (claim.output, claim.errors)
         )

@@ -65,7 +65,7 @@ class BackgroundRuns(JobOwner):
         self._max_running = max_running
         self._runner = JobRunner(store.jobs, self, turn_s=_TURN_S, sweep_s=lease_s)
         self._starting = 0
-        self.stop = self._runner.stop
+        self.run, self.stop = self._runner.run, self._runner.stop
 
     async def start(self, request: ResponseRequest, caller: Caller) -> None:
         """Store a response and begin to work on it. Raise ApiError: 429, or 503 of the store."""
@@ -83,10 +83,6 @@ class BackgroundRuns(JobOwner):
         log = None if begun is None else self._logs.open(request.response.id, begun)
         self._runner.start(request.response.id, self._run(request, caller, log))
 
-    async def run(self) -> None:
-        """Renew the leases of what runs and end the responses of dead gateways, until cancelled."""
-        await self._runner.run()
-
     async def close(self) -> None:
         """End what still runs with an error, and close the store."""
         if self._runner.running:
@@ -98,11 +94,9 @@ class BackgroundRuns(JobOwner):
         await self._store.close()
 
     def ended(self, job_id: str) -> None:
-        """See JobOwner."""
         self._logs.close(job_id)
 
     async def sweep(self) -> None:
-        """See JobOwner."""
         await self._end_abandoned()
         await self._store.sweep()
 
@@ -121,7 +115,7 @@ class BackgroundRuns(JobOwner):
         await self._keep_final(response.id, response.status, data)
 
     async def _keep_final(self, response_id: str, status: ResponseStatus, data: bytes) -> None:
-        """Store a final response. While the store refuses it (its disk is full), try again with a backoff."""
+        """Store a final response. While the store refuses it (its disk is full), retry with a backoff."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:

@@ -135,5 +135,5 @@ ResponseEvent: TypeAlias = (
 
 
 def encode_event(value: Event) -> bytes:
-    """The event as it is sent: its name, then its JSON on one line."""
+    """Encode an event: its name, then its JSON on one line."""
     return b"event: " + str(value.__struct_config__.tag).encode() + b"\n" + sse_event(value)

@@ -1,4 +1,4 @@
-"""The stored responses as the API shows them."""
+"""Stored responses as the API shows them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredR
 
 _log = get_logger(__name__)
 _MIB = 1 << 20
-# Larger ones take long to read, and others wait for the loop.
+# Decoding larger ones would block the loop.
 _LARGE = 1 << 16
 _PREVIOUS = "previous_response_id"
 
 
 class Library:
-    """Reads and writes stored responses. All methods raise ApiError: 404 for a response that is not there or
-    somebody else's, 503 if the store does not answer."""
+    """Reads and writes stored responses. All methods raise ApiError: 404 for a response that is not stored or
+    another owner's, 503 if the store does not answer."""
 
     def __init__(self, store: ResponseStore | None, max_conversation_bytes: int) -> None:
-        """`store` None: nothing is stored. `max_conversation_bytes`: as large as a request's body may be, of
-        which the conversation would be a part if it were sent."""
+        """`store` None: nothing is stored. `max_conversation_bytes`: as large as a request's body may be, in
+        which clients would send the conversation otherwise."""
         self._store = store
         self._max_bytes = max_conversation_bytes
 
@@ -37,7 +37,7 @@ class Library:
         return self._store is not None
 
     async def keep(self, request: ResponseRequest) -> None:
-        """Store a final response if it is to be. Where that fails the response says that it is not stored."""
+        """Store a final response if its request asks for it. The response says so if that fails."""
         response = request.response
         if self._store is None or not response.store:
             return
@@ -48,7 +48,7 @@ class Library:
             _log.warning("response not stored", response=response.id)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """A stored response."""
+        """Return a stored response."""
         record = None if self._store is None else await self._store.get(owner, response_id)
         if record is None:
             raise not_found()
@@ -57,12 +57,12 @@ class Library:
         return replace(record, response=await asyncio.to_thread(current_form, record.response))
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Forget a response."""
+        """Delete a response."""
         if self._store is None or not await self._store.delete(owner, response_id):
             raise not_found()
 
     async def cancel(self, owner: str, response_id: str) -> bytes:
-        """End a response that is made in the background; one that has ended stays as it is. Its JSON."""
+        """End a background response unless it has ended; return its JSON."""
         record = await self.get(owner, response_id)
         response = decode_response(record.response)
         if not response.background:
@@ -78,12 +78,12 @@ class Library:
         return (await self.get(owner, response_id)).response
 
     async def referenced(self, owner: str, references: Mapping[int, str]) -> dict[str, objects.Item]:
-        """Stored items by their ids.
+        """Return stored items by their ids.
 
-        Raises ApiError 400 that names the first place of the input whose item is not there.
+        Raise ApiError 400, which names the first place of the input whose item is not stored.
 
         Args:
-            owner: whose they are.
+            owner: of the items.
             references: the ids, by their places in an input."""
         wanted = list(dict.fromkeys(references.values()))
         found = {} if self._store is None else await self._store.items(owner, wanted)
@@ -100,7 +100,7 @@ class Library:
         return {item_id: objects.decode_item(data) for item_id, data in found.items()}
 
     async def conversation(self, owner: str, response_id: str) -> list[objects.Item]:
-        """All items up to the end of a response. Raises ApiError 400 for one that cannot be gone on from."""
+        """Return all items up to the end of a response. Raise ApiError 400 if it cannot be continued."""
         if self._store is None:
             raise _no_previous()
         try:
@@ -129,7 +129,7 @@ def _items_of(records: Sequence[StoredResponse]) -> list[objects.Item]:
 
 
 def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResponse:
-    """A request with its response as it is now, for the store."""
+    """Return the record of a request and its response as it is now."""
     response = request.response
     return StoredResponse(
         response.id,
@@ -143,7 +143,7 @@ def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResp
 
 
 def not_found() -> ApiError:
-    """404: no such response, or not the caller's."""
+    """Return the error 404: no such response, or another owner's."""
     return ApiError(404, "No such response is stored.", code="response_not_found", param="response_id")
 
 
@@ -156,7 +156,7 @@ def _no_previous() -> ApiError:
 
 
 def page(found: Sequence[objects.Item], *, order: str, limit: int, after: str | None) -> Page[objects.Item]:
-    """Items as a list of the API. Raises ApiError 400 if `after` is none of them.
+    """Return a page of items. Raise ApiError 400 if `after` is none of them.
 
     Args:
         found: all items, oldest first.
@@ -174,5 +174,5 @@ def page(found: Sequence[objects.Item], *, order: str, limit: int, after: str | 
 
 
 def stored_items(record: StoredResponse) -> list[objects.Item]:
-    """The input of a stored response, oldest first."""
+    """Return the input of a stored response, oldest first."""
     return objects.decode_items(record.items)

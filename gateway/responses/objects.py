@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -90,24 +91,9 @@ class ItemPage(Page[Item]):
     """A page of a response's input, under the name that the OpenAPI document gives it."""
 
 
-_items_encoder = msgspec.json.Encoder()
-_items_decoder = msgspec.json.Decoder(list[Item])
-_item_decoder: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
-
-
-def encode_items(items: list[Item]) -> bytes:
-    """Items as JSON, for the store."""
-    return _items_encoder.encode(items)
-
-
-def decode_items(data: bytes) -> list[Item]:
-    """What `encode_items` was given."""
-    return _items_decoder.decode(data)
-
-
-def decode_item(data: bytes) -> Item:
-    """One of them."""
-    return _item_decoder.decode(data)
+encode_items: Callable[[list[Item]], bytes] = msgspec.json.Encoder().encode
+decode_items: Callable[[bytes], list[Item]] = msgspec.json.Decoder(list[Item]).decode
+decode_item: Callable[[bytes], Item] = msgspec.json.Decoder(Item).decode
 
 
 # The codes that OpenAI's schema allows here.
@@ -212,7 +198,7 @@ class Response(msgspec.Struct, kw_only=True):
         self.error = ResponseError(code or "server_error", error.message)
 
     def finish(self, output: list[OutputItem], usage: Usage, *, cut: bool, at: int) -> None:
-        """End with what the model wrote. `cut`: it was stopped by a limit."""
+        """End with the model's output. `cut`: a limit stopped it."""
         self.status = ResponseStatus.INCOMPLETE if cut else ResponseStatus.COMPLETED
         self.completed_at = None if cut else at
         self.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
@@ -221,7 +207,7 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
-    """The same counts in the shape of this API."""
+    """Convert token counts to those of this API."""
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
@@ -232,17 +218,12 @@ def response_usage(usage: Usage) -> ResponseUsage:
     )
 
 
-_encoder = msgspec.json.Encoder()
+encode_response: Callable[[Response], bytes] = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Response)
 
 
-def encode_response(response: Response) -> bytes:
-    """The object as JSON."""
-    return _encoder.encode(response)
-
-
 def decode_response(data: bytes) -> Response:
-    """What `encode_response` was given, by this build or an older one."""
+    """Decode a response that this build or an older one encoded."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError:
@@ -251,7 +232,7 @@ def decode_response(data: bytes) -> Response:
 
 
 def current_form(data: bytes) -> bytes:
-    """A stored response as this build writes it."""
+    """Return a stored response as this build encodes it."""
     try:
         _decoder.decode(data)
     except msgspec.ValidationError:
@@ -260,8 +241,9 @@ def current_form(data: bytes) -> bytes:
 
 
 def _sampling(stored: dict[str, Any]) -> dict[str, float]:
-    """The sampling of a stored response. Older builds told no penalties, and null where a request left
-    temperature or top_p to the model."""
+    """Return the sampling of a stored response.
+
+    Older builds stored no penalties, and null where a request left temperature or top_p to the model."""
     return {
         name: default if stored.get(name) is None else stored[name] for name, default in _SAMPLING.items()
     }

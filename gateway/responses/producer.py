@@ -1,4 +1,4 @@
-"""Running a request's chat and putting its response together, with or without its events."""
+"""Makes a response from the output of a running chat, with or without the events of a stream."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = get_logger(__name__)
 
 
 NewId = Callable[[str], str]
-"""A fresh id that begins with the given prefix."""
+"""Returns a fresh id with a prefix."""
 
 
 class OutputAssembler:
-    """Puts one answer's items together.
+    """Assembles the items of one answer.
 
-    Texts of one kind that follow each other are one item, whatever pieces they came in. One item is open at a
-    time; the next one closes it. `output` is right at any moment, `number` is the next sequence number."""
+    Adjacent texts of one kind are one item. One item is open at a time; the next one closes it. `output` is
+    valid at any moment; `number` is the next sequence number."""
 
     def __init__(self, new_id: NewId, number: int = 0) -> None:
         self._new_id = new_id
@@ -38,7 +38,7 @@ class OutputAssembler:
         self._open = False
 
     def feed(self, parts: Iterable[Part], logprobs: Sequence[ChatLogprob] = ()) -> list[Event]:
-        """Take what comes next; `logprobs` belong to the text among `parts`."""
+        """Append parts, and return their events. `logprobs` belong to the text among `parts`."""
         made: list[Event] = []
         waiting = list(logprobs)
         for part in parts:
@@ -52,22 +52,21 @@ class OutputAssembler:
             else:
                 made += self._arguments(part)
         if waiting and self._open and isinstance(self.output[-1], objects.ResponseMessage):
-            # Tokens whose text is not complete yet.
+            # Log probabilities of tokens whose text is incomplete.
             made += self._text("", waiting)
         return made
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Nothing follows. An answer without anything is an empty message.
+        """Close the last item, and return the events. An answer without items is an empty message.
 
-        `cut`: the last item is not whole.
-        """
+        `cut`: the last item is incomplete."""
         made: list[Event] = []
         if not self.output:
             made += self._begin(self._new_message())
         return made + self._close(objects.INCOMPLETE if cut else objects.COMPLETED)
 
     def numbered(self) -> int:
-        """The next sequence number, taken."""
+        """Return the next sequence number, and count it up."""
         self.number += 1
         return self.number - 1
 
@@ -149,7 +148,7 @@ def _part_of(item: objects.OutputItem) -> objects.OutputText | objects.Reasoning
 
 
 def _copy(item: objects.OutputItem) -> objects.OutputItem:
-    # Events are written later than they are made, and the item fills up meanwhile.
+    # Events are encoded later than they are made, and the item is filled in meanwhile.
     if isinstance(item, objects.ResponseMessage):
         return objects.ResponseMessage(item.id, item.role, [], item.status)
     if isinstance(item, objects.Reasoning):
@@ -161,7 +160,7 @@ _CUT = "length"
 
 
 class Producer:
-    """Makes one response final, from the output of a running chat."""
+    """Fills in one response from the output of a running chat."""
 
     def __init__(self, response: Response, running: Running, number: int = 0) -> None:
         """`number`: the sequence number of the next event."""
@@ -171,15 +170,14 @@ class Producer:
         self._names = TokenNames(running.generation.plan.model.vocabulary)
 
     async def finish(self) -> None:
-        """Fill in the response until it is final. Raises ApiError, or ClientGone."""
+        """Fill in the response until it is final. Raise ApiError, or ClientGone."""
         async for _ in self._generated():
             continue
 
     async def stream(self, *opening: type[events.OfResponse]) -> AsyncIterator[list[bytes]]:
-        """The same, yielding events as they are sent, all but the last, which is left to the caller.
+        """Fill in the response, and yield its encoded events but the last, which is left to the caller.
 
-        What fails here is no exception: it ends the response. `opening`: what it begins with. Raises
-        ClientGone."""
+        A failure ends the response and is no exception. `opening`: the first events. Raise ClientGone."""
         response = self._response
         yield [events.encode_event(kind(self._assembler.numbered(), response)) for kind in opening]
         try:
@@ -197,7 +195,7 @@ class Producer:
             response.fail(error, int(time.time()))
 
     def final_event(self) -> bytes:
-        """The event that ends a stream, once the response is final."""
+        """Return the last event of the stream, once the response is final."""
         return final_event(self._response, self._assembler.numbered())
 
     async def _generated(self) -> AsyncIterator[list[events.Event]]:
@@ -219,7 +217,7 @@ class Producer:
             return []
         content = chat_logprobs(delta.entries, self._names).content
         for entry in content:
-            # Here, other than in chats, null is no value of theirs.
+            # Unlike in chats, null is not allowed.
             entry.bytes = entry.bytes or []
             for other in entry.top_logprobs:
                 other.bytes = other.bytes or []
@@ -227,7 +225,7 @@ class Producer:
 
 
 def final_event(response: Response, number: int) -> bytes:
-    """The event with the sequence number `number` that ends a response's stream."""
+    """Return the last event of a response's stream, with the sequence number `number`."""
     kinds = {ResponseStatus.FAILED: events.Failed, ResponseStatus.INCOMPLETE: events.Incomplete}
     return events.encode_event(kinds.get(response.status, events.Completed)(number, response))
 

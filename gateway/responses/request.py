@@ -1,4 +1,4 @@
-"""A checked request for a response: the chat that it becomes, and the object that will be its answer."""
+"""A checked request for a response: the chat that it becomes, and the response object that answers it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": 
 def input_items(
     items: Sequence[schema.InputItem], new_id: Callable[[str], str], stored: Mapping[str, objects.Item]
 ) -> list[objects.Item]:
-    """The items of a request. An id that the client sent is kept, others get one.
+    """Return the items of a request; items without an id get one.
 
-    `stored`: what references refer to."""
+    `stored`: the items that references refer to, by their ids."""
     return [
         stored[item.id]
         if isinstance(item, schema.ItemReference)
@@ -51,7 +51,7 @@ def input_items(
 
 
 def references(items: Sequence[schema.InputItem]) -> dict[int, str]:
-    """The ids of the stored items that an input refers to, by their places."""
+    """Return the ids of the stored items that an input refers to, by their places."""
     return {place: item.id for place, item in enumerate(items) if isinstance(item, schema.ItemReference)}
 
 
@@ -78,16 +78,16 @@ def _input_item(item: schema.WholeItem, item_id: str) -> objects.Item:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message of a chat came from."""
+    """The fields of a response's request that a message of the chat was made from."""
 
     item: str
-    """The field of the (last) item that it was made from."""
+    """Field of its (last) item."""
     calls: tuple[str, ...] = ()
-    """That of each of its calls."""
+    """Field of each of its calls."""
 
 
 class _Turn:
-    """What a model put out in one go: its reasoning, its text and its calls are one message of a chat."""
+    """One turn of the model: reasoning, text and calls, which are one message of a chat."""
 
     def __init__(self) -> None:
         self._origin = ""
@@ -97,13 +97,13 @@ class _Turn:
         self._calls: list[dict[str, Any]] = []
 
     def takes(self, item: objects.OutputItem) -> bool:
-        """Whether `item` goes on with it, in the order in which models put things out."""
+        """Return whether `item` continues the turn, in the order in which models generate."""
         if isinstance(item, objects.Reasoning):
             return self._texts is None and not self._calls
         return isinstance(item, objects.FunctionCall) or (self._texts is None and not self._calls)
 
     def add(self, item: objects.OutputItem, origin: str) -> None:
-        """Take an item."""
+        """Append an item."""
         self._origin = origin
         if isinstance(item, objects.Reasoning):
             self._reasoning += [part.text for part in item.content]
@@ -116,11 +116,10 @@ class _Turn:
 
     @property
     def origin(self) -> Origin:
-        """Where the message comes from."""
+        """Fields that the message was made from."""
         return Origin(self._origin, tuple(self._call_origins))
 
     def message(self) -> dict[str, Any]:
-        """The message."""
         content = "".join(self._texts) if self._texts is not None else None
         made: dict[str, Any] = {"role": "assistant", "content": content}
         if content is None and not self._calls:
@@ -135,11 +134,7 @@ class _Turn:
 def chat_messages(
     conversation: Iterable[tuple[objects.Item, str]],
 ) -> Iterator[tuple[dict[str, Any], Origin]]:
-    """The messages of a chat, each with its origin.
-
-    Args:
-        conversation: items, and where each came from.
-    """
+    """Yield the messages of a chat with their origins; `conversation`: items with their fields."""
     turn: _Turn | None = None
     for item, origin in conversation:
         if isinstance(item, objects.FunctionCallOutput) or (
@@ -175,7 +170,7 @@ def _content(texts: list[str]) -> Any:
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"
 _INPUT = "input."
-# Taken over as they are.
+# Parameters that are the same in chats.
 _SAME = (
     "model",
     "temperature",
@@ -190,7 +185,7 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where in a response's request its chat came from: each message, and each tool by its place."""
+    """Fields of a response's request, for each message of its chat, and places of its tools."""
 
     messages: Sequence[Origin]
     tools: Sequence[int] = ()
@@ -198,7 +193,7 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class ChatBody:
-    """The body of a chat, and where it came from."""
+    """The body of a chat, and the fields that it was made from."""
 
     body: dict[str, Any]
     origins: Origins
@@ -210,13 +205,13 @@ def chat_body(
     items: Sequence[objects.Item],
     extensions: dict[str, Any],
 ) -> ChatBody:
-    """The chat that answers a request.
+    """Return the chat that answers a request.
 
     Args:
         request: the request.
-        history: the items of the responses before it.
-        items: its own input as items.
-        extensions: parameters of chats that the request has beside its own.
+        history: items of the responses before it.
+        items: its own input.
+        extensions: parameters of chats that the request has in addition to its own.
     """
     messages: list[dict[str, Any]] = []
     origins: list[Origin] = []
@@ -244,7 +239,7 @@ def chat_body(
 
 
 def chat_tool(tool: ResponseTool) -> dict[str, Any]:
-    """A tool as chats have it: the function in an object of its own."""
+    """Convert a tool for chats, in which the function is an object of its own."""
     function = tool.model_dump(exclude={"type"}, exclude_none=True)
     return {"type": "function", "function": function}
 
@@ -266,7 +261,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _offered(tool: Any, place: int) -> bool:
-    """Whether an allowed tool is a function, or anything else that the chat is to judge."""
+    """Return whether the chat is to check an allowed tool: a function, or nothing that is known."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind not in OTHER_TOOLS:
         return True
@@ -285,7 +280,7 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
 
 
 def of_response(error: ApiError, origins: Origins) -> ApiError:
-    """An error of the chat as one of the response: its fields under the names that the client used."""
+    """Convert an error of the chat: name the fields that the client sent."""
     if error.param is None:
         return error
     param = _origin(error.param, origins)
@@ -317,11 +312,11 @@ def _origin(param: str, origins: Origins) -> str:
 
 
 def _item(origin: Origin, field: Sequence[str]) -> str:
-    """The item that a field of a message came from; of a call its own, with the field of the function."""
+    """Return the item that a field of a message was made from; for a call, with the function's field."""
     match field:
         case ("tool_calls", index, *rest) if index.isdecimal() and int(index) < len(origin.calls):
             item = origin.calls[int(index)]
-            # Which items a stored response has, its client need not know.
+            # Items of stored responses are not named: the client did not send them now.
             names = [name for name in rest if name != "function"] if item.startswith(_INPUT) else []
             return ".".join([item, *names])
     return origin.item
@@ -335,7 +330,7 @@ _UNCHANGED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request on its way. `response` fills up; `items` is the request's own input."""
+    """A request that is answered: `response` is filled in; `items` is its own input."""
 
     chat: ChatRequest
     origins: Origins
@@ -345,12 +340,11 @@ class ResponseRequest:
     stream: bool
 
     def renamed(self, error: ApiError) -> ApiError:
-        """An error of the chat as one of this request."""
+        """Convert an error of the chat to one of this request."""
         return of_response(error, self.origins)
 
     def settle(self, model: Model) -> None:
-        """Tell in the response the sampling that it is made with, where the request leaves it to the model's
-        generation_config.json."""
+        """Fill in the sampling that the request leaves to the model's generation_config.json."""
         info = model.info
         if self.chat.temperature is None and info.HasField("default_temperature"):
             self.response.temperature = info.default_temperature
@@ -358,15 +352,15 @@ class ResponseRequest:
             self.response.top_p = info.default_top_p
 
     async def written(self, write: Callable[[], T]) -> T:
-        """What `write` makes of the response; beside the loop if that may take long."""
+        """Return the result of `write`, which runs in a thread if it may take long."""
         if not self.chat.logprobs:
             return write()
-        # Tens of thousands of alternatives take long to write, and others wait for the loop.
+        # Encoding tens of thousands of alternatives would block the loop.
         return await asyncio.to_thread(write)
 
 
 def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[ResponsesRequest, dict[str, Any]]:
-    """A body as its own parameters, checked, and those that it has for the chat. Raises ApiError 400."""
+    """Split a body into its own parameters, checked, and those of the chat. Raise ApiError 400."""
     passed_on = {name: value for name, value in body.items() if name in CHAT_PARAMETERS}
     own = {name: value for name, value in body.items() if name not in CHAT_PARAMETERS}
     request = parse_request(ResponsesRequest, own, limits)
@@ -386,16 +380,16 @@ def response_request(
     owner: str,
     store: bool,
 ) -> ResponseRequest:
-    """The chat of a request and its answer to be. Raises ApiError 400.
+    """Return a request with its chat and its response. Raise ApiError 400.
 
     Args:
         request: the request.
         passed_on: its parameters for the chat.
-        history: the items that came before its input.
-        stored: the items that its input refers to.
-        endpoint: how chats are parsed.
+        history: items of the conversation before its input.
+        stored: items that its input refers to.
+        endpoint: parses chats.
         limits: of the operator.
-        owner: whose it is.
+        owner: the tenant.
         store: whether the response will be stored.
     """
     items = input_items(request.input, new_id, stored)

@@ -1,4 +1,4 @@
-"""Responses: made, stored, told again, forgotten."""
+"""Requests of the Responses API: create, follow, cancel and delete responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.streaming.writer import SSE_HEADERS
 
 
 class ResponsesService:
-    """Answers requests for responses."""
+    """Answers requests of the Responses API."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class ResponsesService:
         *,
         max_references: int,
     ) -> None:
-        """Put it together.
+        """Set it up.
 
         Args:
-            generation: what runs the chats.
+            generation: runs the chats.
             endpoint: how they are parsed and rendered.
             library: the stored responses.
-            background: runs those without a waiting client; None with a library of nothing.
+            background: runs responses without a waiting client; None if nothing is stored.
             max_references: to stored items in one input.
         """
         self._generation = generation
@@ -51,7 +51,7 @@ class ResponsesService:
         self._max_references = max_references
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        """Answer a request. Raise ApiError before the answer has begun, ClientGone at any time."""
         deadline = self._generation.deadline()
         streams = None
         with ExitStack() as streaming:
@@ -65,7 +65,7 @@ class ResponsesService:
                         await self._make(request, caller_of(scope), deadline, watch, send)
                 except ApiError as error:
                     raise request.renamed(error) from None
-            # The response has a place of its own: a mere reader must not keep it from one.
+            # Outside of the request's place: readers must not take the places that making responses needs.
             if streams is not None:
                 await streams.send(request.owner, request.response.id, -1, receive, send)
 
@@ -87,7 +87,7 @@ class ResponsesService:
             await self._answer(request, running, send)
 
     async def follow(self, response_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with what follows in a stored response's stream. Raises as `create` does."""
+        """Answer with the events of a stored response that follow `after`. Raise as `create` does."""
         owner = caller_of(scope).owner
         await self._library.get(owner, response_id)
         if self._background is None:
@@ -96,7 +96,7 @@ class ResponsesService:
             await self._background.streams.send(owner, response_id, after, receive, send)
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the number of tokens that a request's input has. Raises as `create` does."""
+        """Answer with the number of tokens of a request's input. Raise as `create` does."""
         with self._generation.place():
             request = await self._read(scope, receive)
             try:
@@ -109,12 +109,12 @@ class ResponsesService:
             await send_json(send, msgspec.json.encode(InputTokens(plan.prompt_tokens)))
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Forget a response, and stop making it. Raises ApiError: 404, 503."""
+        """Delete a response, and stop making it. Raise ApiError: 404, 503."""
         await self._library.delete(owner, response_id)
         self._stop(response_id)
 
     async def cancel(self, owner: str, response_id: str) -> bytes:
-        """Stop making a response in the background. Its JSON. Raises ApiError: 400, 404, 503."""
+        """Stop making a background response; return its JSON. Raise ApiError: 400, 404, 503."""
         data = await self._library.cancel(owner, response_id)
         self._stop(response_id)
         return data
@@ -162,7 +162,7 @@ class ResponsesService:
         await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         async for made in producer.stream(events.Created, events.InProgress):
             await send({"type": "http.response.body", "body": b"".join(made), "more_body": True})
-        # Stored before it is told: a client that has read the last event may go on from the response.
+        # Stored before the last event is sent: a client that has read it may continue the response.
         await self._library.keep(request)
         last = await request.written(producer.final_event)
         await send({"type": "http.response.body", "body": last, "more_body": True})
