@@ -1,4 +1,4 @@
-"""What the gateway stores, put together: responses, files and batches."""
+"""The APIs that store something: responses, files and batches, with their stores and background work."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DAY_S = 86400.0
 
 
 class StoredApis:
-    """The parts that keep something, and their life."""
+    """The parts that store something, from `open` to `close`."""
 
     def __init__(
         self, config: GatewayConfig, generation: GenerationService, serves: Callable[[str], bool]
     ) -> None:
         """`serves`: whether requests for a model can be answered now.
 
-        Raises StartRefused: a configured directory cannot be written."""
+        Raise StartRefused if a configured directory cannot be written."""
         self._directory = StateDirectory.open(config.state_dir, config.port)
         path = self._directory.path
         store = _response_store(config, path) if path is not None and config.store_responses else None
@@ -70,19 +70,18 @@ class StoredApis:
         self._running: asyncio.Task[None] | None = None
 
     def routers(self) -> list[Routes]:
-        """Their routes."""
         made = [response_routes(self._responses, self._library)]
         if self._batches is not None:
             made += [file_routes(self._batches.service), batch_routes(self._batches.service)]
         return made
 
     def use(self, app: ASGIApp, endpoints: Sequence[str]) -> None:
-        """Set the application that answers requests of batches, and the paths that a batch may be for."""
+        """Set the application that answers the lines of batches, and the paths that a batch may have."""
         if self._batches is not None:
             self._batches.runner.use(app, endpoints)
 
     async def open(self) -> None:
-        """Open the stores. Raises StartRefused for one that cannot be used."""
+        """Open the stores. Raise StartRefused for one that cannot be used."""
         if self._store is not None:
             await self._store.open()
         try:
@@ -94,7 +93,7 @@ class StoredApis:
             raise
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What has to run meanwhile, started."""
+        """Start the background work."""
         if self._background is not None:
             self._care = asyncio.create_task(self._background.run(), name="background-responses")
         if self._batches is not None:
@@ -102,7 +101,7 @@ class StoredApis:
         return [task for task in (self._care, self._running) if task is not None]
 
     async def pause(self) -> None:
-        """Begin nothing more: batches are given back as they are. Responses go on, and this is known."""
+        """Release all batches as they are. Background responses go on."""
         await _cancelled(self._running)
 
     def cut_off(self) -> None:
@@ -111,7 +110,7 @@ class StoredApis:
             self._background.streams.cut_off()
 
     async def close(self) -> None:
-        """End what runs, and close the stores. `pause` comes before."""
+        """End the background work and close the stores, after `pause`."""
         await _cancelled(self._care)
         if self._background is not None:
             await self._background.close()
@@ -121,7 +120,7 @@ class StoredApis:
 
 
 class _Batches:
-    """Files and batches, and what they share."""
+    """Files and batches, with the database that they share."""
 
     def __init__(
         self,

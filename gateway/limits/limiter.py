@@ -1,4 +1,4 @@
-"""Apply the limits of API keys: admit a request, or refuse it with a time to retry, and say so in headers."""
+"""Limits of API keys: a request is admitted, or refused with a time to retry; headers tell what is left."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Tried:
-    """One request that is tried until it is answered, under COUNTED in its ASGI scopes. `allowance`: once it
-    was counted; it costs its key's minutes no more from then on."""
+    """One request that is tried until it is answered, under COUNTED in its ASGI scopes.
+
+    `allowance`: set once it was counted; further attempts are not counted again."""
 
     allowance: Allowance | None = None
 
@@ -40,14 +41,15 @@ LIMIT_HEADERS = tuple(
 )
 RENEW_S = 20.0
 BEYOND_ITS_KEY = "exceeds_key_limit"
-"""Code of what no later minute allows either."""
+"""Error code of a request that is refused in every minute."""
 _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Of each key; 0 is none. `refuse_when_away`: what happens while the shared store does not answer: 503,
-    or this gateway counts for itself."""
+    """Limits of each key; 0 is none.
+
+    `refuse_when_away`: while the shared store is away, answer 503 instead of counting in this process."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -59,7 +61,7 @@ class KeyLimits:
 
 
 class _Applied:
-    """Limits as they are counted."""
+    """Limits with the windows in which they are counted."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.concurrent = limits.concurrent
@@ -68,7 +70,7 @@ class _Applied:
 
 
 class Limiter:
-    """`counters`: where it is counted; None: in this process. `own`: of owners with others than the rest."""
+    """Counts requests and tokens. `counters` None: in this process. `own`: limits of single owners."""
 
     def __init__(
         self,
@@ -88,9 +90,10 @@ class Limiter:
         self._away = False
 
     async def enter(self, owner: str, request: str, counted: Allowance | None = None) -> Allowance:
-        """A request begins; `counted`: once more, so that it only counts as being at work. Raises ApiError:
-        the key has too many in this minute, or at work (429), or the shared store is away and the limits say
-        so (503); then, or if it is cancelled, it is not at work."""
+        """Admit a request; `counted`: another attempt, which counts as being at work alone.
+
+        Raise ApiError: the key has too many requests in this minute, or at work (429), or the shared store is
+        away and `refuse_when_away` is set (503). After an error or a cancel the request is not at work."""
         allowance = counted or Allowance(
             lambda tokens, headers: self._spend(owner, tokens, headers), self._later(owner)
         )
@@ -104,10 +107,10 @@ class Limiter:
         return allowance
 
     async def leave(self, owner: str, request: str) -> None:
-        """The request is over. Idempotent; never raises."""
+        """Count a request as ended. Idempotent; never raises."""
         if not self._of(owner).concurrent:
             return
-        # At once: a request that is cancelled while the store is told has left here already.
+        # Locally first: the call to the store may be cancelled.
         await self._local.leave(owner, request)
         try:
             await self._counters.leave(owner, request)
@@ -115,7 +118,7 @@ class Limiter:
             self._note(away=True)
 
     async def run(self) -> None:
-        """Keep what is at work counted, until cancelled."""
+        """Renew the requests at work, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
             try:
@@ -124,7 +127,7 @@ class Limiter:
                 self._note(away=True)
 
     async def close(self) -> None:
-        """Once nothing is at work."""
+        """Close the store, once nothing is at work."""
         if self._charging is not None:
             await self._charging
         await self._counters.close()
@@ -135,7 +138,7 @@ class Limiter:
     async def _enter(self, owner: str, request: str) -> None:
         most = self._of(owner).concurrent
         if most and not await self._ask(lambda at: at.enter(owner, request, most)):
-            # It costs the key none of its minute.
+            # The refused request is not counted in the key's minute.
             headers: HeaderList = []
             for name in self._of(owner).windows:
                 headers += await self._left(name, owner)
@@ -149,7 +152,7 @@ class Limiter:
         if _REQUESTS in windows:
             await self._count(_REQUESTS, owner, 1, headers)
         if _TOKENS in windows:
-            # Those of the prompt are not known yet.
+            # The prompt's tokens are not known yet.
             headers += await self._left(_TOKENS, owner)
 
     async def _spend(self, owner: str, tokens: int, headers: HeaderList) -> None:
@@ -192,7 +195,7 @@ class Limiter:
         return charge
 
     async def _charge(self) -> None:
-        """Count what was generated."""
+        """Count generated tokens, owner by owner."""
         while self._charges:
             owner, tokens = self._charges.popitem()
             try:
@@ -205,13 +208,14 @@ class Limiter:
         await self._settle(owner, counters)
 
     async def _settle(self, owner: str, counters: Counters) -> bool:
-        """Take what is owed from what the window has left; whether it has more. The rest is for the next
-        minutes."""
+        """Pay the owner's debt from what the window has left; return whether it has more.
+
+        What cannot be paid is left for the next minutes."""
         item = self._of(owner).windows[_TOKENS]
         left = (await counters.window(item, _TOKENS, owner)).remaining
         taken = await counters.repay(owner, left) if left else 0
         if taken and not await counters.hit(item, _TOKENS, owner, taken):
-            # Others were faster.
+            # Other requests have used it meanwhile.
             await counters.owe(owner, taken)
             return False
         return taken < left
@@ -252,10 +256,10 @@ def _refused(name: str, limit: int, wait_s: float, headers: HeaderList) -> ApiEr
 
 
 class LimitGate:
-    """ASGI middleware, behind the one that checks keys. Answers of limited routes tell of the limits."""
+    """ASGI middleware behind the one that checks keys; it adds the headers of limits to answers."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter, paths: Collection[str]) -> None:
-        """`paths`: those to which a POST is counted; all else passes."""
+        """`paths`: those of which a POST is counted."""
         self._app = app
         self._limiter = limiter
         self._paths = paths
@@ -288,7 +292,7 @@ class LimitGate:
 
 
 def limiter_of(config: GatewayConfig) -> Limiter | None:
-    """None if no limit is set. Raises StartRefused for a store that is none, or a bad file of keys."""
+    """Make the limiter; None if no limit is set. Raise StartRefused for a bad store or a bad file of keys."""
     limits = KeyLimits(
         requests_per_minute=config.key_requests_per_minute,
         tokens_per_minute=config.key_tokens_per_minute,

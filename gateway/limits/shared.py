@@ -1,4 +1,4 @@
-"""Limits of several gateways together, counted in Redis."""
+"""Counters of several gateways together, in Redis."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gateway.limits.store import StoreAway, Window, read_window
 T = TypeVar("T")
 
 PREFIX = "catenary-limits"
-# A request at work is counted for so long after its gateway was heard last.
+# A request at work counts for so long after its gateway's last renewal.
 LEASE_S = 60.0
-# A debt is forgotten so long after it grew last.
+# A debt is dropped so long after it grew last.
 _DEBT_S = 86_400
 
 _ENTER = """
@@ -46,14 +46,14 @@ return 0
 
 
 class SharedCounters:
-    """In Redis. A request at work is an entry that expires unless its gateway renews it, so that a gateway
-    that dies takes nothing with it.
+    """Counters in Redis. A request at work is an entry that expires unless its gateway renews it, so that the
+    requests of a gateway that dies do not count for ever.
 
     `timeout_s`: of each call. After one that failed, others fail at once for `pause_s`.
     """
 
     def __init__(self, url: str, *, timeout_s: float, pause_s: float = 1.0) -> None:
-        """Raises ValueError for a URL that is none of Redis."""
+        """Raise ValueError for a URL that is not one of Redis."""
         self._timeout_s = timeout_s
         self._pause_s = pause_s
         options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
@@ -69,15 +69,12 @@ class SharedCounters:
         self._away_until = 0.0
 
     async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
-        """See Counters."""
         return await self._ask(lambda: self._windows.hit(item, PREFIX, name, owner, cost=cost))
 
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
-        """See Counters."""
         return await self._ask(lambda: read_window(self._storage, item, PREFIX, name, owner))
 
     async def owe(self, owner: str, tokens: int) -> None:
-        """See Counters."""
 
         async def owe() -> None:
             async with self._redis.pipeline(transaction=True) as both:
@@ -88,12 +85,10 @@ class SharedCounters:
         await self._ask(owe)
 
     async def repay(self, owner: str, most: int) -> int:
-        """See Counters."""
         return int(await self._ask(lambda: self._repay(keys=[_debt(owner)], args=[most])))
 
     async def enter(self, owner: str, request: str, most: int) -> bool:
-        """See Counters."""
-        # Before it is asked for: the answer may be lost.
+        # Noted before the call, whose answer may be lost: `leave` removes the entry then.
         self._at_work.setdefault(owner, set()).add(request)
         entered = await self._ask(lambda: self._enter(keys=[_key(owner)], args=[request, most, int(LEASE_S)]))
         if not entered:
@@ -101,17 +96,14 @@ class SharedCounters:
         return bool(entered)
 
     async def leave(self, owner: str, request: str) -> None:
-        """See Counters."""
         if self._forget(owner, request):
             await self._ask(lambda: self._redis.zrem(_key(owner), request))
 
     async def renew(self) -> None:
-        """See Counters."""
         for owner, requests in list(self._at_work.items()):
             await self._ask(partial(self._renew, keys=[_key(owner)], args=[int(LEASE_S), *requests]))
 
     async def close(self) -> None:
-        """See Counters."""
         await self._redis.aclose()
 
     def _forget(self, owner: str, request: str) -> bool:

@@ -32,17 +32,17 @@ class Window:
 
     @property
     def remaining(self) -> int:
-        """What is left."""
+        """Amount that is left."""
         used = self.previous * self.previous_left_s / self.length_s + self.current
         return max(0, self.amount - math.floor(used))
 
     @property
     def reset_s(self) -> float:
-        """Seconds until all of it is back."""
+        """Seconds until the whole amount is left again."""
         return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
 
     def wait_s(self, cost: int) -> float:
-        """Seconds until `cost`, at most `amount`, is left, if no other request takes of it meanwhile."""
+        """Return the seconds until `cost`, at most `amount`, is left, if no other request uses any."""
         if self.remaining >= cost:
             return 0.0
         # A count is rounded down: less than this may be used.
@@ -53,42 +53,42 @@ class Window:
 
 
 async def read_window(storage: SlidingWindowCounterSupport, item: RateLimitItem, *identifiers: str) -> Window:
-    """What a storage has counted under a name."""
+    """Return what a storage has counted under a name."""
     length_s = item.get_expiry()
     counted = await storage.get_sliding_window(item.key_for(*identifiers), length_s)
     return Window(item.amount, length_s, *counted)
 
 
 class Counters(Protocol):
-    """Counts what keys use. Every method may raise StoreAway, soon."""
+    """Counts the use of API keys. Every method may raise StoreAway, after a short timeout."""
 
     async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
-        """Count `cost` if the window has so much left, and tell whether it had."""
+        """Count `cost` if the window has so much left; return whether it had."""
 
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
-        """What is left."""
+        """Return the window of a limit."""
 
     async def owe(self, owner: str, tokens: int) -> None:
-        """The owner has used so many that no window has counted."""
+        """Add tokens that no window has counted to the owner's debt."""
 
     async def repay(self, owner: str, most: int) -> int:
-        """Take `most` at the most from what is owed; how many were taken."""
+        """Take up to `most` tokens from the owner's debt; return how many were taken."""
 
     async def enter(self, owner: str, request: str, most: int) -> bool:
         """Count a request in, unless `most` of the owner's are at work. If it raises, it may be counted."""
 
     async def leave(self, owner: str, request: str) -> None:
-        """Count it out. Idempotent."""
+        """Count a request out. Idempotent."""
 
     async def renew(self) -> None:
-        """Called every few seconds: say that what is counted in is still at work."""
+        """Note that all requests that were counted in are still at work; called every few seconds."""
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close connections."""
 
 
 class LocalCounters:
-    """In this process: a window takes two numbers for each key, a debt one, a request at work one entry."""
+    """Counters in this process: two numbers for each window of a key, one for its debt, and its requests."""
 
     def __init__(self) -> None:
         self._storage = MemoryStorage()
@@ -97,26 +97,21 @@ class LocalCounters:
         self._at_work: dict[str, set[str]] = {}
 
     async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
-        """See Counters."""
         return await self._windows.hit(item, name, owner, cost=cost)
 
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
-        """See Counters."""
         return await read_window(self._storage, item, name, owner)
 
     async def owe(self, owner: str, tokens: int) -> None:
-        """See Counters."""
         self._owed[owner] = self._owed.get(owner, 0) + tokens
 
     async def repay(self, owner: str, most: int) -> int:
-        """See Counters."""
         owed = self._owed.pop(owner, 0)
         if owed > most:
             self._owed[owner] = owed - most
         return min(owed, most)
 
     async def enter(self, owner: str, request: str, most: int) -> bool:
-        """See Counters."""
         at_work = self._at_work.setdefault(owner, set())
         if len(at_work) >= most:
             return False
@@ -124,7 +119,6 @@ class LocalCounters:
         return True
 
     async def leave(self, owner: str, request: str) -> None:
-        """See Counters."""
         at_work = self._at_work.get(owner)
         if at_work is None:
             return
@@ -133,7 +127,7 @@ class LocalCounters:
             del self._at_work[owner]
 
     async def renew(self) -> None:
-        """See Counters."""
+        pass
 
     async def close(self) -> None:
-        """See Counters."""
+        pass

@@ -1,4 +1,4 @@
-"""What outlives a request: a directory, and databases in it that several gateways of one host may share."""
+"""A directory for state, and databases in it that several gateways of one host may share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class StateDirectory:
-    """A directory whose files only this user can read. `path` None: there is none, nothing can be stored."""
+    """A directory whose files only this user can read. `path` None: nothing can be stored."""
 
     def __init__(self, path: Path | None, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.path = path
@@ -32,11 +32,11 @@ class StateDirectory:
 
     @classmethod
     def open(cls, configured: Path | None, port: int) -> Self:
-        """The directory of the option `state_dir`; without it one for the port, or for port 0, which is
-        another one at each start, a temporary one.
+        """Open the directory of the option `state_dir`; without it one for the port, or a temporary one for
+        port 0, which is another port at each start.
 
-        Raises StartRefused if the configured one cannot be written. If a default cannot be, as in a container
-        without a volume, there is none, and the log says so.
+        Raise StartRefused if the configured one cannot be written. If a default cannot be written, as in a
+        container without a volume, nothing can be stored, and the log says so.
         """
         if configured is not None:
             try:
@@ -56,7 +56,7 @@ class StateDirectory:
             return cls(None)
 
     def close(self) -> None:
-        """Remove a temporary one."""
+        """Remove the directory if it is temporary."""
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -64,7 +64,7 @@ class StateDirectory:
 def _made(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_mode & 0o077:
-        # It was there before, and may hold something else that others are to see: its mode is left as it is.
+        # It existed before, and may hold files that others are to read: its mode is left as it is.
         _log.warning(
             "others may list the state directory; the files in it are for this user alone", path=str(path)
         )
@@ -75,19 +75,19 @@ def _made(path: Path) -> Path:
 _BUSY_S = 10.0
 _ANSWER_S = 30.0
 _PAGE = 4096
-# Pages of the write-ahead log, at most and at least, after which they are written to the database. Until then
-# both need room for them, and on a full disk it is the reserve that has it.
+# Most and fewest pages of the write-ahead log, after which they are written to the database. Until then log
+# and database need room for them, which on a full disk is that of the reserve.
 _LOG_PAGES = 512
 _FEWEST_LOG_PAGES = 16
 _SMALL = 64 << 10
-# Pages of what was deleted that are given back in one go, and on a disk that has no room for so many.
+# Deleted pages that are given back at a time, and on a disk that has no room for so many.
 _GIVE_BACK = (1024, 32)
 _FULL_DISK = "disk_full"
 _UNKNOWN = 1 << 62
 _INCREMENTAL = 2
 RESERVE_BYTES = 4 << 20
 _RESERVE = "reserve"
-# The reserve is at most such a part of its disk.
+# The reserve is at most one part of so many of its disk.
 _PART_OF_DISK = 16
 
 
@@ -95,19 +95,18 @@ class Database:
     """One connection, used by one task at a time; its statements run in a thread of their own.
 
     Write-ahead log: readers and the writer of other processes do not wait for each other. A commit survives
-    the death of the process; the machine's own may take the last ones.
+    the death of the process; a crash of the machine may lose the last ones.
 
-    A disk that is full refuses what would be added, and nothing else: reading needs no room, and `essential`
-    statements have what `Disk` keeps."""
+    On a full disk only additions fail: reading needs no room, and `essential` statements have the reserve."""
 
     def __init__(self, path: Path, schema: str, version: int, *, reserve_bytes: int = RESERVE_BYTES) -> None:
-        """Nothing is opened yet.
+        """Open nothing yet.
 
         Args:
             path: its file, in a directory that can be written.
-            schema: statements that make what is not there yet, with a blank line between two.
+            schema: statements that make what does not exist yet, with a blank line between two.
             version: of the schema. There is no conversion from another.
-            reserve_bytes: of the disk that are kept for `essential` statements of all databases beside it.
+            reserve_bytes: of the disk, reserved for `essential` statements of all databases of the directory.
         """
         self._path = path
         self._schema = schema
@@ -120,7 +119,7 @@ class Database:
     async def open(self) -> None:
         """Open or make the database; its files are for this user alone.
 
-        Raises StartRefused: no SQLite file, another version's, or on a disk that is full or read-only."""
+        Raise StartRefused: no SQLite file, another version's, or a disk that is full or read-only."""
         try:
             await self._open()
         except sqlite3.Error as error:
@@ -137,17 +136,17 @@ class Database:
         await asyncio.to_thread(self._disk.keep)
 
     async def close(self) -> None:
-        """Close it. Later calls raise ApiError 503."""
+        """Close the connection. Later calls raise ApiError 503."""
         async with self._lock:
             self._closed = True
             await self._connection.close()
 
     @asynccontextmanager
     async def transaction(self, size: int = 0) -> AsyncIterator[aiosqlite.Connection]:
-        """Statements that count together or, if an exception leaves the block, not at all.
+        """Run the statements of the block as one transaction, which an exception rolls back.
 
-        Raises ApiError for what SQLite raises: 507 if the disk is full, 503 if the file is locked for too
-        long or cannot be written.
+        Raise ApiError for SQLite's errors: 507 if the disk is full, 503 if the file is locked for too long or
+        cannot be written.
 
         Args:
             size: bytes that are added, if they may be many: they are refused before they fill the disk.
@@ -165,8 +164,8 @@ class Database:
                     await self._connection.rollback()
 
     async def essential(self, statements: Callable[[aiosqlite.Connection], Awaitable[_T]]) -> _T:
-        """Statements that delete or end something, as a transaction. A full disk does not keep them from it,
-        and what they free is given back. They may be run twice. Raises ApiError as `transaction` does."""
+        """Run statements that delete or end something as one transaction, on a full disk too. They may be run
+        twice. Give the room that they free back to the disk. Raise ApiError as `transaction` does."""
         try:
             async with self.transaction() as db:
                 done = await statements(db)
@@ -177,32 +176,31 @@ class Database:
             await self._empty_log()
             async with self.transaction() as db:
                 done = await statements(db)
-        # It is done, whatever comes of this.
+        # The statements are committed, whether room can be given back or not.
         with suppress(ApiError):
             await self._give_back()
         await asyncio.to_thread(self._disk.keep)
         return done
 
     async def check_room(self, size: int) -> None:
-        """Raise ApiError 507 if the disk has no room for `size` bytes that are added in pieces; else as
-        `transaction` does."""
+        """Raise ApiError 507 if the disk has no room for `size` bytes that are added in pieces."""
         if size < _SMALL:
             return
         async with self._answering():
-            # Pieces are in the log and in the database for a while.
+            # Pieces are for a while both in the log and in the database.
             if not await self._has_room(size + size // 16 + min(size, 2 * _LOG_PAGES * _PAGE)):
                 raise disk_full()
 
     async def fetch(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query. Raises ApiError as `transaction` does."""
+        """Return all rows of a query. Raise ApiError as `transaction` does."""
         async with self._answering():
             rows = await self._connection.execute_fetchall(sql, values)
         return [tuple(row) for row in rows]
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
-        """Have the connection. Raises ApiError: 503 if it was closed or others have it for too long, and as
-        `transaction` says for what SQLite raises."""
+        """Hold the connection. Raise ApiError: 503 if it is closed or held by others for too long, and as
+        `transaction` for SQLite's errors."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await self._lock.acquire()
@@ -219,10 +217,10 @@ class Database:
             self._lock.release()
 
     async def _has_room(self, size: int) -> bool:
-        """Whether `size` bytes more can be written, and what the log holds be moved into the database."""
+        """Return whether `size` bytes more can be written, and the log be moved into the database."""
         if await self._measured() >= size:
             return True
-        # The log's own room is used again.
+        # Emptying the log frees its room.
         with suppress(sqlite3.Error):
             await self._connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
         return await self._measured() >= size
@@ -232,7 +230,7 @@ class Database:
         return unused * _PAGE + await asyncio.to_thread(self._left)
 
     def _left(self) -> int:
-        """Bytes that can be written beside the log. A disk that cannot be measured refuses by itself."""
+        """Return the bytes that can be written after the log; _UNKNOWN if the disk cannot be measured."""
         log = Path(f"{self._path}-wal")
         with suppress(OSError):
             return self._disk.free() - _SMALL - (log.stat().st_size if log.exists() else 0)
@@ -244,7 +242,7 @@ class Database:
                 await self._connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
 
     async def _give_back(self) -> None:
-        """Give the pages of what was deleted back to the disk, in steps: others have the database too."""
+        """Give deleted pages back to the disk, in steps: other processes use the database meanwhile."""
         steps, before = list(_GIVE_BACK), None
         while steps:
             async with self._answering():
@@ -252,7 +250,7 @@ class Database:
                     unused = await self._pragma("freelist_count")
                     if not unused or unused == before:
                         return
-                    # As a script: of a statement without columns no more than the first page would be done.
+                    # As a script: a statement without columns would free the first page only.
                     await self._connection.executescript(f"PRAGMA incremental_vacuum({steps[0]})")
                     await self._connection.execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
                     before = unused
@@ -266,7 +264,7 @@ class Database:
     def _is_full(self, error: sqlite3.Error) -> bool:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
-            # So says SQLite where it cannot make the file that the processes share.
+            # SQLite's error where it cannot make the file that the processes share.
             with suppress(OSError):
                 return self._disk.free() < _SMALL
         return code == sqlite3.SQLITE_FULL
@@ -288,7 +286,7 @@ class Database:
         await asyncio.to_thread(_try_to_open, self._path)
         await self._connection
         try:
-            # Before the first table, or it has no effect: pages of what was deleted can be given back.
+            # Lets deleted pages be given back. Has no effect after the first table.
             if await self._pragma("auto_vacuum") != _INCREMENTAL:
                 await self._connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
             await self._connection.execute("PRAGMA journal_mode = WAL")
@@ -296,7 +294,7 @@ class Database:
             pages = await asyncio.to_thread(self._log_pages)
             await self._connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
             await self._connection.execute(f"PRAGMA journal_size_limit = {2 * pages * _PAGE}")
-            # Some builds write zeros over what is deleted: on a full disk there is no room for these.
+            # Some builds write zeros over deleted data, for which a full disk has no room.
             await self._connection.execute("PRAGMA secure_delete = FAST")
             await self._connection.execute("PRAGMA foreign_keys = ON")
             await self._prepare()
@@ -327,7 +325,7 @@ class Database:
 
 
 def disk_full() -> ApiError:
-    """507: the disk has no room for what is to be stored."""
+    """Return the error 507: the disk has no room."""
     message = "The server's disk is full: delete files or stored responses, or try again later."
     return ApiError(507, message, kind=SERVER_ERROR, code=_FULL_DISK)
 
@@ -337,8 +335,8 @@ def _no_answer() -> ApiError:
 
 
 def _try_to_open(path: Path) -> None:
-    """Look whether it is a database, whose files are for this user alone."""
-    # SQLite gives the log and what the processes share the mode of the database.
+    """Raise an error for what is no database; make its files readable for this user alone."""
+    # SQLite gives the log and the shared memory file the mode of the database.
     with suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
@@ -352,29 +350,29 @@ def _try_to_open(path: Path) -> None:
 
 
 class Disk:
-    """The disk of a state directory, as several processes and databases that share the directory see it.
+    """The disk of a state directory that several processes and databases share.
 
-    A file keeps some of its room. On a full disk nothing could be deleted any more, and no database opened:
-    both write a little first. Then the file is given up; it is made again once there is room."""
+    A file reserves some room. On a full disk nothing could be deleted any more, and no database opened: both
+    write a little first. Then the file is removed; it is made again once there is room."""
 
     def __init__(self, directory: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
-        """`reserve_bytes`: of the file; on a small disk it has less, and with 0 there is none."""
+        """`reserve_bytes`: size of the file, which is smaller on a small disk; 0: no file."""
         self._directory = directory
         self._reserve = directory / _RESERVE
         self._bytes = reserve_bytes
 
     def free(self) -> int:
-        """Bytes that this user may still write. Raises OSError."""
+        """Return the bytes that this user may still write. Raise OSError."""
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize
 
     def reserve(self) -> int:
-        """Bytes that the reserve has when it is there. Raises OSError."""
+        """Return the size of the reserve on this disk. Raise OSError."""
         status = os.statvfs(self._directory)
         return min(self._bytes, status.f_blocks * status.f_frsize // _PART_OF_DISK)
 
     def keep(self) -> None:
-        """Make the reserve, unless it is there or would take most of what is left."""
+        """Make the reserve, unless it exists or would take most of the free room."""
         with suppress(OSError):
             size = self.reserve()
             if size <= 0 or (self._reserve.exists() and self._reserve.stat().st_size >= size):
@@ -388,6 +386,6 @@ class Disk:
                 os.close(file)
 
     def give_up(self) -> None:
-        """Remove the reserve, so that the next write has its room."""
+        """Remove the reserve, to make room for the next write."""
         with suppress(OSError):
             self._reserve.unlink()
