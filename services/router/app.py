@@ -207,7 +207,7 @@ class Router:
         self._server.begin_drain()
         self.admission.drain()
         self._hub.drain(round(self._config.drain_s * 1000))
-        self._dispatcher.intake.close(SHUTTING_DOWN)
+        self._dispatcher.lifecycle.close(SHUTTING_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s):
                 # Ends are many and a drain is rare: looking now and then costs less than telling each time.
@@ -227,7 +227,7 @@ class Router:
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
         self._hub.changed()
-        self._dispatcher.intake.fleet_changed()
+        self._dispatcher.lifecycle.fleet_changed()
 
     def _start_chores(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
@@ -237,7 +237,7 @@ class Router:
             Chore("stalls", period, self._stalls.sweep, judges=True),
             Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
             Chore("aborts", period, self._dispatcher.sweep, judges=True),
-            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.intake.tick),
+            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.lifecycle.tick),
             Chore("shed", SHED_PERIOD_S, self._hub.shed),
             Chore("client readers", period, self.client_watch.sweep, judges=True),
             Chore("engine readers", period, self._engine_watch.sweep, judges=True),
@@ -288,7 +288,7 @@ class Router:
         engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
 
     def _add_gauges(self) -> None:
-        self._metrics.lanes.watch(self._dispatcher.intake.lanes)
+        self._metrics.lanes.watch(self._dispatcher.lifecycle.lanes)
         self._metrics.placements.watch(self.receipts)
         self._metrics.watch(
             self.fleet,
@@ -304,7 +304,7 @@ class Router:
                 ),
                 "resumed_sequences": (
                     "Sequences submitted after they had lost an engine or a router, since the start.",
-                    lambda: self._dispatcher.intake.resumed,
+                    lambda: self._dispatcher.lifecycle.resumed,
                 ),
                 "sessions": ("Gateways connected.", lambda: len(self._hub)),
             },

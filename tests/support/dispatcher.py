@@ -79,7 +79,7 @@ class World:
         self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
         self.health = EngineHealth(self.metrics, on_change=self._changed, clock=lambda: self.now)
-        placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
+        placer = self.placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
         self.dispatcher = Dispatcher(
             self.admission,
             placer,
@@ -150,8 +150,8 @@ class World:
         ]
         assert self.admission.live_sequences >= len(live)
         held = sum(len(link.sequences) for link in self.links)
-        assert self.admission.live_sequences == held + len(self.dispatcher.intake.room)
-        assert len(self.dispatcher.intake.room) <= 4 + sum(s.resumed for s in live)
+        assert self.admission.live_sequences == held + len(self.dispatcher.lifecycle.queues)
+        assert len(self.dispatcher.lifecycle.queues) <= 4 + sum(s.resumed for s in live)
         assert sum(engine.placed_sequences for engine in self.fleet) == held
         for link in self.links:
             unstarted = [s for s in link.sequences.values() if not s.emitted]

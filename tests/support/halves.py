@@ -60,7 +60,7 @@ class World:
             self.metrics,
             health,
             max_engines=8,
-            on_change=self.dispatcher.intake.fleet_changed,
+            on_change=self.dispatcher.lifecycle.fleet_changed,
             clock=lambda: self.now,
         )
         self.sink = RecordingSink()

@@ -114,11 +114,16 @@ class LoadGuard:
         """Count in `load` from here on, while an engine carries it, as one of class `lane`."""
         self._load, self._lane = load, lane
 
-    def place(self, engine: Engine, prefill: int) -> None:
-        """Put the load on `engine`, with `prefill` tokens to compute, taking it off the one that had it."""
+    def place(self, engine: Engine, prefill: int, *, kv_tokens: int | None = None) -> None:
+        """Put the load on `engine`, with `prefill` tokens to compute, taking it off the one that had it.
+
+        `kv_tokens`: tokens of KV that `engine` has to find room for; None: as many as before.
+        """
         if self._released:
             return
         self.unplace()
+        if kv_tokens is not None:
+            self.kv_tokens = kv_tokens
         engine.placed_sequences += self.sequences
         engine.placed_tokens += self.tokens
         engine.placed_prefill += prefill

@@ -8,8 +8,12 @@ from services.router.dispatch.health import EngineHealth, PoisonBook
 from services.router.dispatch.membership import LossReason, Membership, StallWatch
 from services.router.dispatch.sequence import AbortCause, EngineLink
 from services.router.dispatch.session import Session, SessionHub, SessionOutbox
+from services.router.dispatch.states import EVENTS, STATES, TRANSITIONS
 
 __all__ = [
+    "EVENTS",
+    "STATES",
+    "TRANSITIONS",
     "AbortCause",
     "Dispatcher",
     "EngineHealth",

@@ -6,14 +6,12 @@ this ends with, it is placed again. Whatever goes wrong in the first half, the s
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from catenary.kv_offer import well_formed
 from catenary.resume import GOOD_ENDS
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.dispatch.sequence import Handover, LiveSequence, SequenceStatus
+from services.router.dispatch.sequence import Handover, LiveSequence
+from services.router.dispatch.states import SequenceEvent, SequenceState
 from services.router.fleet import Fleet
 from services.router.metrics import HandoverMetrics
 from services.router.placement import Half
@@ -24,33 +22,24 @@ _PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
 
 
 class Handovers:
-    """Decides which sequences are divided, and what becomes of both halves.
+    """Decides which sequences are split, and what becomes of both parts.
 
-    `enter` places a sequence that has waited for its leader, or lets it wait; it is called by `call_soon`.
+    `due`: sequences that have waited for the prompt which they share with another one, and may be placed.
     """
 
-    def __init__(
-        self,
-        metrics: HandoverMetrics,
-        fleet: Fleet,
-        *,
-        enter: Callable[[LiveSequence], None],
-        call_soon: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
+    def __init__(self, metrics: HandoverMetrics, fleet: Fleet) -> None:
         self._metrics = metrics
         self._fleet = fleet
-        self._enter = enter
-        self._call_soon = call_soon
-        # Followers of leaders that are on their way or over.
-        self._due: list[LiveSequence] = []
+        self.due: list[LiveSequence] = []
 
     def begin(self, sequence: LiveSequence, *, resumed: bool) -> bool:
-        """Decide for a new sequence, before it is placed. True: it waits for its leader's prompt."""
+        """Decide whether to split a new sequence. True: it follows another one that computes its prompt."""
         leader = sequence.same_prompt_as
         if leader is not None:
             if leader.handover is None or not self.in_first_half(leader):
                 return False
             leader.handover.followers.append(sequence)
+            sequence.apply(SequenceEvent.FOLLOW)
             return True
         spec = sequence.spec
         if not (resumed or sequence.alone) and divisible(spec) and self._divides(spec.model):
@@ -65,7 +54,7 @@ class Handovers:
 
     def in_first_half(self, sequence: LiveSequence) -> bool:
         """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""
-        queued = sequence.status is SequenceStatus.QUEUED
+        queued = sequence.state is SequenceState.QUEUED
         return sequence.request.half is Half.PROMPT or (queued and sequence.request.half is Half.REST)
 
     def message(self, sequence: LiveSequence, submit: common_pb2.Submit) -> None:
@@ -120,7 +109,10 @@ class Handovers:
 
     def lost(self, sequence: LiveSequence) -> None:
         """Its engine is gone. It ends, so that its resumption counts a death, and goes on whole."""
-        if sequence.status is SequenceStatus.PLACED and sequence.request.placed is not Half.WHOLE:
+        state = sequence.state
+        if state is SequenceState.PREFILLING or (
+            state is SequenceState.PLACED and sequence.request.placed is Half.REST
+        ):
             self._metrics.count("lost")
 
     def ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
@@ -163,20 +155,14 @@ class Handovers:
         """A sequence that waits for its leader does so no longer."""
         leader = sequence.same_prompt_as
         handover = None if leader is None else leader.handover
-        for waiting in (self._due, [] if handover is None else handover.followers):
+        for waiting in (self.due, [] if handover is None else handover.followers):
             if sequence in waiting:
                 waiting.remove(sequence)
 
     def _go_together(self, handover: Handover) -> None:
-        """Followers are placed beside their leader, whose engine is known, or wherever if it is over."""
-        if handover.followers and not self._due:
-            (self._call_soon or asyncio.get_running_loop().call_soon)(self._release)
-        self._due += handover.followers
+        """Have the followers placed, on their leader's engine if it has one."""
+        self.due += handover.followers
         handover.followers = []
-
-    def _release(self) -> None:
-        while self._due:
-            self._enter(self._due.pop(0))
 
 
 def divisible(spec: common_pb2.SequenceSpec) -> bool:

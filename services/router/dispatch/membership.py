@@ -288,7 +288,7 @@ class Membership:
         before = (link.engine.state, link.engine.serving)
         link.engine.apply(report)
         link.renew(report.sequence)
-        self._dispatcher.intake.pump_soon()
+        self._dispatcher.lifecycle.pump_soon()
         if (link.engine.state, link.engine.serving) != before:
             self._on_change()
 

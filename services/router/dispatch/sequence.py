@@ -1,6 +1,6 @@
-"""The state that dispatch works on: a live sequence, its sink, its handover, and the link to its engine.
+"""The objects of dispatch: a live sequence, its sink, its handover, and the outbox of its engine.
 
-A sequence knows the link where it runs, and a link the sequences that run there. Each decision about a
+A sequence knows the link of its engine, and a link the sequences that its engine has. Each decision about a
 sequence has a span.
 """
 
@@ -9,22 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 from catenary.columns import StepRow
-from catenary.telemetry import record_span, tracing
+from catenary.telemetry import get_logger, record_span, tracing
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import LoadGuard, Ticket
+from services.router.dispatch.states import (
+    ON_ENGINE,
+    TRANSITIONS,
+    Action,
+    IllegalEvent,
+    SequenceEvent,
+    SequenceState,
+)
 from services.router.fleet import Engine
 from services.router.placement import PlacementRequest, Receipt
 
+_log = get_logger(__name__)
+
+# Of the spans.
 NAME = "route"
+_FLOAT_BYTES = 4
 
 
 def trace_placed(spec: common_pb2.SequenceSpec, receipt: Receipt) -> str:
-    """It goes to an engine: the span lasts from when it began to wait, and tells the receipt. Returns the
-    traceparent that the engine gets."""
+    """Record a placement, from when the sequence began to wait. Returns the traceparent for the engine."""
     if not tracing():
         return spec.traceparent
     lasted_s = receipt.queued_ms / 1e3 + receipt.decision_us / 1e6
@@ -32,28 +43,11 @@ def trace_placed(spec: common_pb2.SequenceSpec, receipt: Receipt) -> str:
 
 
 def trace_refused(spec: common_pb2.SequenceSpec, error: common_pb2.Error, waited_s: float) -> None:
-    """It was not taken, or waited `waited_s` in vain."""
+    """Record a refusal, after a wait of `waited_s`."""
     if tracing():
         attributes = {"catenary.sequence_id": spec.request_id, "gen_ai.request.model": spec.model}
         code = common_pb2.ErrorCode.Name(error.code)
         record_span(NAME, spec.traceparent, attributes, lasted_s=waited_s, error=code)
-
-
-_FLOAT_BYTES = 4
-
-
-class SequenceStatus(Enum):
-    """Life of a sequence in the router. It moves down this list, but for one that waits again."""
-
-    # Waits for an engine.
-    QUEUED = 1
-    # Submitted to an engine that has not said anything about it: it may still go elsewhere, or wait again.
-    PLACED = 2
-    # Its engine has emitted tokens.
-    RUNNING = 3
-    # An abort is on its way to the engine; the load counts until the engine confirms.
-    ABORTING = 4
-    ENDED = 5
 
 
 class AbortCause(StrEnum):
@@ -131,7 +125,7 @@ class LiveSequence:
         "same_prompt_as",
         "sink",
         "spec",
-        "status",
+        "state",
         "ticket",
         "traceparent",
         "vector_bytes",
@@ -172,7 +166,7 @@ class LiveSequence:
         self.request = request
         # Its place in admission; set by the intake, with the first attempt to place it.
         self.ticket: Ticket[LiveSequence] | None = None
-        self.status = SequenceStatus.QUEUED
+        self.state = SequenceState.ADMITTED
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.
         self.alternatives = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else None
@@ -198,15 +192,37 @@ class LiveSequence:
     @property
     def engine(self) -> Engine | None:
         """The engine that has it now."""
-        if self.status in (SequenceStatus.QUEUED, SequenceStatus.ENDED):
-            return None
-        return self.link.engine
+        return self.link.engine if self.state in ON_ENGINE else None
 
-    def place(self, link: EngineLink, engine_handle: int) -> None:
-        """It is sent to the engine of `link`."""
-        self.status = SequenceStatus.PLACED
-        self.link = link
-        self.engine_handle = engine_handle
+    def apply(self, event: SequenceEvent, target: Target | None = None) -> None:
+        """Change the state, and the load with it, by the table of transitions. `target`: of a placement.
+
+        Raises:
+            IllegalEvent: the state does not allow the event. It is logged, and nothing changes.
+        """
+        before = self.state
+        transition = TRANSITIONS.get((before, event))
+        if transition is None or (transition.action is Action.LOAD) != (target is not None):
+            _log.error("illegal event", sequence=self.spec.request_id, state=before, illegal=event)
+            raise IllegalEvent(before, event)
+        self.state, action = transition
+        if before in ON_ENGINE and action in _LEAVING:
+            self.link.sequences.pop(self.engine_handle, None)
+        if target is not None:
+            self._load(target)
+        elif action is Action.PREFILLED:
+            self.guard.prefilled()
+        elif action is Action.UNLOAD:
+            self.guard.unplace()
+        elif action is Action.RELEASE:
+            self.guard.release()
+            # Lest a chain of them grows.
+            self.same_prompt_as = None
+
+    def _load(self, target: Target) -> None:
+        self.link, self.engine_handle = link, handle = target.link, target.handle
+        link.sequences[handle] = self
+        self.guard.place(link.engine, self.request.uncached_tokens, kv_tokens=target.kv_tokens)
         self.vector_bytes = 0
         if self.spec.HasField("pooling"):
             self.budget = 0
@@ -242,6 +258,17 @@ class LiveSequence:
     ) -> common_pb2.SequenceEnd:
         """An end that the router makes itself."""
         return common_pb2.SequenceEnd(reason=reason, usage=self.usage(), error=error)
+
+
+_LEAVING = frozenset({Action.LOAD, Action.UNLOAD, Action.RELEASE})
+
+
+class Target(NamedTuple):
+    """The engine that a sequence is placed on, its handle there, and the tokens of KV that it needs there."""
+
+    link: EngineLink
+    handle: int
+    kv_tokens: int
 
 
 def _width(pooling: common_pb2.Pooling, model: common_pb2.ModelInfo) -> int:

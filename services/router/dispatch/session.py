@@ -295,7 +295,7 @@ class SessionHub:
 
     def shed(self) -> None:
         """Tell the gateways what is shed, if that is not what they know."""
-        state = self._dispatcher.intake.shed_state()
+        state = self._dispatcher.lifecycle.shed_state()
         if state is None:
             return
         self._shed = state

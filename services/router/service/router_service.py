@@ -258,10 +258,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             live_sequences=self._admission.live_sequences,
             lanes=[
                 _lane(number, view)
-                for number, view in zip(CLASSES, self._dispatcher.intake.lanes(), strict=True)
+                for number, view in zip(CLASSES, self._dispatcher.lifecycle.lanes(), strict=True)
             ],
             draining=self._admission.draining,
-            resumed_sequences=self._dispatcher.intake.resumed,
+            resumed_sequences=self._dispatcher.lifecycle.resumed,
         )
 
     async def Explain(

@@ -27,7 +27,7 @@ def test_a_refused_sequence_is_tried_once_elsewhere():
     # Both say that they are full. Neither is asked again before it says how it is; then the wait goes on.
     world.tick()
     assert not world.sink.over
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
     assert other.engine.placed_sequences == 0
     world.submit(2)
     load = engine_pb2.LoadReport(sequence=1, state=engine_pb2.ENGINE_STATE_SERVING)
@@ -81,8 +81,8 @@ def test_what_no_engine_takes_is_not_even_placed():
     world = World()
     link = world.attach()
     placed = []
-    place = world.dispatcher._placer.place
-    world.dispatcher._placer.place = lambda request, **kw: placed.append(request) or place(request, **kw)
+    place = world.placer.place
+    world.placer.place = lambda request, **kw: placed.append(request) or place(request, **kw)
     error = world.submit(1, tokens=65)
     assert (error.code, error.param) == (common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, "prompt")
     assert not placed

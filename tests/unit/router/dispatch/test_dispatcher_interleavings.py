@@ -38,7 +38,7 @@ def play(world: World, what: str, number: int) -> None:
             world.tick()
         case "wait":
             world.now += MAX_WAIT_S * 0.4
-            world.dispatcher.intake.tick()
+            world.dispatcher.lifecycle.tick()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
         case "abandon" if sequence is not None:
@@ -80,5 +80,5 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
     for link in world.links:
         world.membership.leave(link, LossReason.STREAM_ENDED)
     world.now += MAX_WAIT_S
-    world.dispatcher.intake.tick()
+    world.dispatcher.lifecycle.tick()
     world.check_idle()

@@ -16,7 +16,7 @@ def test_what_finds_no_room_waits_in_order_until_there_is_some():
     link = world.attach()
     for handle in range(6):
         assert world.submit(handle) is None
-    assert len(world.dispatcher.intake.room) == 3
+    assert len(world.dispatcher.lifecycle.queues) == 3
     assert world.submit(6) is None
     full = world.submit(7)
     assert (full.code, full.retry_after_ms) == (common_pb2.ERROR_CODE_OVERLOADED, 10)
@@ -31,7 +31,7 @@ def test_what_finds_no_room_waits_in_order_until_there_is_some():
     assert world.sink.answers == [(4, common_pb2.ABORT_OUTCOME_ABORTED)]
     world.attach("b")
     world.tick()
-    assert len(world.dispatcher.intake.room) == 0
+    assert len(world.dispatcher.lifecycle.queues) == 0
     world.check_counts()
 
 
@@ -43,10 +43,10 @@ def test_a_wait_has_an_end():
     world.submit(3)
     world.submit(4, max_wait_ms=5000)
     world.now = 5.0
-    world.dispatcher.intake.tick()
+    world.dispatcher.lifecycle.tick()
     assert world.sink.over.keys() == {4}
     world.now = MAX_WAIT_S
-    world.dispatcher.intake.tick()
+    world.dispatcher.lifecycle.tick()
     for handle, seconds in ((3, "20"), (4, "5")):
         assert world.sink.over[handle].code == common_pb2.ERROR_CODE_TIMEOUT
         assert world.sink.over[handle].retryable
@@ -58,14 +58,14 @@ def test_a_wait_has_an_end():
 def test_engines_that_are_full_serve_however_short_their_absence_may_be():
     world = World(backlog=0, queues=replace(QUEUES, unserved_s=0))
     link = world.attach()
-    world.dispatcher.intake.tick()
+    world.dispatcher.lifecycle.tick()
     world.now += 0.05
     for handle in range(3):
         world.submit(handle)
     assert world.submit(3) is None
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
     world.membership.leave(link, LossReason.STREAM_ENDED)
-    world.dispatcher.intake.fleet_changed()
+    world.dispatcher.lifecycle.fleet_changed()
     world.tick()
     assert world.submit(4).code == common_pb2.ERROR_CODE_UNAVAILABLE
 
@@ -122,11 +122,11 @@ def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
         world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
     elif how == "wait":
         world.now += MAX_WAIT_S
-        world.dispatcher.intake.tick()
+        world.dispatcher.lifecycle.tick()
     elif how == "loss":
         world.membership.leave(kept, LossReason.STREAM_ENDED)
         world.links.remove(kept)
-        world.dispatcher.intake.tick()
+        world.dispatcher.lifecycle.tick()
         assert other.engine.kept_for is world.sequences[2].request
         world.step(other, list(other.sequences), ends=True)
         world.tick()
@@ -134,7 +134,7 @@ def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
     else:
         for _ in range(3):
             world.health.failed(kept.engine)
-        world.dispatcher.intake.tick()
+        world.dispatcher.lifecycle.tick()
         assert other.engine.kept_for is world.sequences[2].request
         world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
     assert kept.engine.kept_for is None or how == "loss"
@@ -148,11 +148,11 @@ def test_when_an_engine_comes_is_not_told_by_how_fast_a_queue_emptied():
         world.submit(handle)
     world.now += 2.0
     world.membership.leave(link, LossReason.STREAM_ENDED)
-    world.dispatcher.intake.fleet_changed()
+    world.dispatcher.lifecycle.fleet_changed()
     world.tick()
     world.now += MAX_WAIT_S
     newcomer = world.submit(5)
-    world.dispatcher.intake.tick()
+    world.dispatcher.lifecycle.tick()
     # Whoever is told a minute would give up in place of waiting for the engine.
     for error in (newcomer, world.sink.over[3], world.sink.over[4]):
         assert error.code == common_pb2.ERROR_CODE_UNAVAILABLE
@@ -168,8 +168,8 @@ def test_sequences_for_engines_of_their_own_take_turns_within_the_bounds_of_thei
     assert "lane-sequences" in world.submit(5, alone=True).message
     assert world.submit(6, alone=True, resumed=True) is None
     tried = []
-    place = world.dispatcher._placer.place
-    world.dispatcher._placer.place = lambda request, **kw: tried.append(request) or place(request, **kw)
+    place = world.placer.place
+    world.placer.place = lambda request, **kw: tried.append(request) or place(request, **kw)
     world.tick()
     assert len(tried) == 1
     # Whoever gives up his turn leaves it to the next one.
@@ -187,10 +187,10 @@ def test_nothing_waits_in_a_router_that_drains():
     link, other = world.attach("a"), world.attach("b")
     for handle in range(7):
         world.submit(handle)
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
     over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
     world.admission.drain()
-    world.dispatcher.intake.close(over)
+    world.dispatcher.lifecycle.close(over)
     assert world.sink.over == {6: over}
     # What comes back from an engine goes to another router, too, if no other engine has room.
     busy = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="busy", retryable=True)

@@ -80,14 +80,14 @@ def test_between_the_halves_it_waits_for_room_with_its_offer(world):
     assert len(shorts) == 4
     world.end(world.prefill, submit.handle, kv_offer=offer())
     assert world.submits(world.decode) == []
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
     world.end(world.decode, shorts[0].handle)
     world.tick()
     (second,) = world.submits(world.decode)
     assert second.kv_offer == offer()
     # One that is aborted there leaves nothing behind.
     world.end(world.prefill, other.handle, kv_offer=offer())
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
     world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
     (withdrawal,) = world.sent(world.prefill)
     assert withdrawal.abort.handle == other.handle
@@ -100,7 +100,7 @@ def test_offers_do_not_pile_up_where_nobody_takes_them(world):
     assert len(world.submits(world.decode)) == 4
     assert world.submit(1) is None
     assert world.submits(world.prefill) == []
-    assert len(world.dispatcher.intake.room) == 1
+    assert len(world.dispatcher.lifecycle.queues) == 1
 
 
 def test_samples_of_one_prompt_follow_their_leader(world):

@@ -147,7 +147,7 @@ def test_no_half_begins_anew_in_a_router_that_ends(world):
     submit = first_half(world)
     assert world.submit(2, leader=1) is None
     over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
-    world.dispatcher.intake.close(over)
+    world.dispatcher.lifecycle.close(over)
     assert not world.sink.over
     world.membership.give_up_all(over)
     assert world.sink.over[1].error == over

@@ -36,7 +36,7 @@ def play(world: World, what: str, number: int, gone: set[int]) -> None:
             world.tick()
         case "wait":
             world.now += MAX_WAIT_S * 0.3
-            world.dispatcher.intake.tick()
+            world.dispatcher.lifecycle.tick()
             world.dispatcher.sweep()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT)
@@ -82,5 +82,5 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
     for _ in range(3):
         world.tick()
         world.now += 2 * MAX_WAIT_S
-        world.dispatcher.intake.tick()
+        world.dispatcher.lifecycle.tick()
     world.check_idle()
