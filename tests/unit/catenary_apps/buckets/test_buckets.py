@@ -17,7 +17,7 @@ from catenary_apps.buckets.config import BucketsConfig
 from catenary_apps.buckets.report import draw
 from catenary_apps.cli.main import main
 from catenary_apps.cli.model_sizes import sizes_of
-from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
+from services.engine.bucketing import STRATEGIES, BucketLimits, Recorder, build_plan, covers_every_step
 from services.engine.learning import chat_lengths
 from services.engine.memory import read_shape
 from tests.support.llama_config import LLAMA
@@ -58,7 +58,7 @@ def test_json_as_a_process(model: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert set(found["strategies"]) == {"exponential", "linear", "padding", "learned"}
+    assert set(found["strategies"]) == {*STRATEGIES, "learned"}
     for entry in found["strategies"].values():
         assert isinstance(entry["graphs"], int)
         assert entry["graphs"] == entry["prefill_graphs"] + entry["decode_graphs"]
@@ -166,7 +166,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_compared(
     [
         (
             ["--strategies", "best"],
-            "there is no 'best': expected exponential, linear, padding, file or",
+            f"there is no 'best': expected {', '.join(STRATEGIES)}, file or",
         ),
         (["--strategies", "file"], "need each other"),
         (["--plot", "x.gif"], "must end with .svg or .png"),

@@ -136,7 +136,7 @@ def test_a_model_length_that_the_blocks_do_not_divide_keeps_its_last_context(nam
     assert plan.max_prefill_context == 21
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("name", ["linear", "exponential", "padding"])
 def test_maxima_that_a_generator_drops_become_the_last_buckets(name: str) -> None:
     limits = BucketLimits(32, 1000, 48, 500, 2000, max_prefill_seqs=3)
     plan = build_plan(name, limits)
