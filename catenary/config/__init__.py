@@ -12,6 +12,7 @@ from catenary.config.settings import (
     ServiceConfig,
     env_name,
     flag_name,
+    option_of,
     settings,
 )
 from catenary.config.variables import VARIABLES
@@ -34,6 +35,7 @@ __all__ = [
     "expected_one_of",
     "flag_name",
     "load",
+    "option_of",
     "options_markdown",
     "parse_flags",
     "reason",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import Field, field_validator
@@ -117,6 +118,18 @@ def _secrets(value: Any) -> Any:
     if not all(stripped):
         raise ValueError(EMPTY_KEY)
     return stripped
+
+
+def option_of(cls: type[ServiceConfig], name: str, **changed: Any) -> Any:
+    """Return the field of an option that another class declares, for a class that has the same option.
+
+    Bounds, default and description are those of the declaration, but for `changed`: `default`, and
+    `description` where the option of this program does something else.
+    """
+    field = copy(cls.model_fields[name])
+    for attribute, value in changed.items():
+        setattr(field, attribute, value)
+    return field
 
 
 def env_name(cls: type[ServiceConfig], field_name: str) -> str:

@@ -7,9 +7,11 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from catenary.config import ServiceConfig, expected_one_of, settings
+from catenary.config import ServiceConfig, expected_one_of, option_of, settings
 from catenary_apps.cli.pictures import PictureFile
+from catenary_apps.plan.config import PlanConfig
 from services.engine.bucketing import AXIS_OPTIONS, FILE, STRATEGIES, BucketAxes, takers, vllm_names
+from services.engine.options import BucketingOptions, EngineOptions
 
 LEARNED: Final = "learned"
 _NAMES: Final = (*STRATEGIES, FILE, LEARNED)
@@ -29,25 +31,20 @@ class BucketsConfig(ServiceConfig):
         description="Model whose config.json gives sizes: an alias, a Hugging Face directory, a GGUF file "
         "or a hub id.",
     )
-    max_model_len: int | None = Field(
-        None, ge=2, description="Longest sequence in tokens. Absent: the model's own."
-    )
+    max_model_len: int | None = option_of(EngineOptions, "max_model_len")
     device: Literal["gaudi2", "gaudi3"] = Field(
         "gaudi2", description="The card whose memory, bandwidth and speed count where none are given."
     )
-    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
-    max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
-    max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="Tokens of one step.")
-    max_prefill_batch: int = Field(
-        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
-    )
+    block_size: int = option_of(PlanConfig, "block_size")
+    max_num_seqs: int = option_of(EngineOptions, "max_num_seqs")
+    max_num_batched_tokens: int = option_of(EngineOptions, "max_num_batched_tokens")
+    max_prefill_batch: int = option_of(PlanConfig, "max_prefill_batch")
     kv_blocks: int | None = Field(
         None, ge=1, le=2**31, description="Blocks of the KV pool. Absent: what kv_cache_gib holds."
     )
-    kv_cache_gib: float | None = Field(
-        None,
-        gt=0,
-        le=1_048_576,
+    kv_cache_gib: float | None = option_of(
+        EngineOptions,
+        "kv_cache_gib",
         description="Size of the KV pool in GiB. Absent: what a card leaves beside the model, as catenary "
         "plan counts it.",
     )
@@ -63,24 +60,13 @@ class BucketsConfig(ServiceConfig):
         min_length=1,
         description=f"Strategies to compare, of {', '.join(_NAMES)}.",
     )
-    bucketing_file: Path | None = Field(None, description="Bucket file of the strategy file.")
-    bucketing_pad_ratio: float = Field(
-        0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
-    )
-    bucket_prefill_batch: str | None = Field(
-        None,
-        max_length=128,
-        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these. "
-        "Each strategy takes what it takes in an engine; max bounds the rows of all.",
-    )
-    bucket_prefill_query: str | None = Field(
-        None, max_length=128, description="Tokens of a row of prefill buckets; max bounds the chunks of all."
-    )
-    bucket_prefill_context: str | None = Field(
-        None, max_length=128, description="Context blocks of a row of prefill buckets."
-    )
-    bucket_decode_batch: str | None = Field(None, max_length=128, description="Rows of decode buckets.")
-    bucket_decode_blocks: str | None = Field(None, max_length=128, description="KV blocks of decode buckets.")
+    bucketing_file: Path | None = option_of(BucketingOptions, "bucketing_file")
+    bucketing_pad_ratio: float = option_of(BucketingOptions, "bucketing_pad_ratio")
+    bucket_prefill_batch: str | None = option_of(BucketingOptions, "bucket_prefill_batch")
+    bucket_prefill_query: str | None = option_of(BucketingOptions, "bucket_prefill_query")
+    bucket_prefill_context: str | None = option_of(BucketingOptions, "bucket_prefill_context")
+    bucket_decode_batch: str | None = option_of(BucketingOptions, "bucket_decode_batch")
+    bucket_decode_blocks: str | None = option_of(BucketingOptions, "bucket_decode_blocks")
 
     lengths: Path | None = Field(
         None,
@@ -129,20 +115,11 @@ class BucketsConfig(ServiceConfig):
         description="Step times: measured are fitted to the length file's, estimated come from the model's "
         "size and the device. auto: measured if the file has enough.",
     )
-    memory_tb_s: float | None = Field(
-        None, ge=0.0001, le=1_000_000, description="Memory bandwidth of a card in TB/s. Absent: the card's."
-    )
-    compute_tflops: float | None = Field(
-        None,
-        ge=0.0001,
-        le=1_000_000_000,
-        description="Matrix speed of a card in TFLOPS. Absent: the card's.",
-    )
+    memory_tb_s: float | None = option_of(PlanConfig, "memory_tb_s")
+    compute_tflops: float | None = option_of(PlanConfig, "compute_tflops")
     launch_ms: float = Field(0.2, ge=0, le=60_000, description="Least time of a forward in milliseconds.")
 
-    format: Literal["table", "json"] = Field(
-        "table", description="What to print; --json is short for --format json."
-    )
+    format: Literal["table", "json"] = option_of(PlanConfig, "format")
     plot: PictureFile | None = Field(
         None, description="Draw decode steps and buckets into this .svg or .png file."
     )

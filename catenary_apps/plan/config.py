@@ -7,9 +7,9 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from catenary.config import flag_name, settings
+from catenary.config import flag_name, option_of, settings
 from catenary_apps.cli.pictures import PictureFile
-from services.engine.options import BucketingOptions
+from services.engine.options import BucketingOptions, EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +101,32 @@ class PlanConfig(BucketingOptions):
         le=1_048_576,
         description="Memory for graphs, measured, in place of graph_reserved_mem.",
     )
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of the free memory for graphs and KV together."
+    gpu_memory_utilization: float = option_of(
+        EngineOptions,
+        "gpu_memory_utilization",
+        description="Share of the free memory for graphs and KV together.",
     )
-    graph_reserved_mem: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
+    graph_reserved_mem: float | None = option_of(
+        EngineOptions,
+        "graph_reserved_mem",
+        default=None,
         description="Share of the usable memory that is set aside for graphs. Absent: as much as the plan's "
         "own graphs are expected to take, and leaves a sequence its KV.",
     )
-    graph_prompt_ratio: float = Field(
-        0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."
-    )
+    graph_prompt_ratio: float = option_of(EngineOptions, "graph_prompt_ratio")
 
-    kv_cache_gib: float | None = Field(
-        None,
-        gt=0,
-        le=1_048_576,
+    kv_cache_gib: float | None = option_of(
+        EngineOptions,
+        "kv_cache_gib",
         description="Size of the KV pool. Absent: what gpu_memory_utilization leaves beside the graphs.",
     )
 
-    max_model_len: int | None = Field(
-        None, ge=2, description="Longest sequence in tokens. Absent: the model's own, or what the KV holds."
+    max_model_len: int | None = option_of(
+        EngineOptions,
+        "max_model_len",
+        description="Longest sequence in tokens. Absent: the model's own, or what the KV holds.",
     )
-    allow_long_max_model_len: bool = Field(
-        False, description="Take a max_model_len beyond the context that the model was trained for."
-    )
+    allow_long_max_model_len: bool = option_of(EngineOptions, "allow_long_max_model_len")
     expected_len: int | None = Field(
         None,
         ge=2,
@@ -135,13 +134,13 @@ class PlanConfig(BucketingOptions):
         "chosen for. Absent: max_model_len where that is given, else 4096, or the model's context if that "
         "is less.",
     )
-    max_num_seqs: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
+    max_num_seqs: int | None = option_of(
+        EngineOptions,
+        "max_num_seqs",
+        default=None,
         description="Sequences that run at once. Absent: as many of expected_len as the KV holds, up to 256.",
     )
-    max_num_batched_tokens: int = Field(4096, ge=1, le=1_048_576, description="Tokens of one step.")
+    max_num_batched_tokens: int = option_of(EngineOptions, "max_num_batched_tokens", default=4096)
     max_capture_tokens: int | None = Field(
         None,
         ge=1,
@@ -149,12 +148,18 @@ class PlanConfig(BucketingOptions):
         description="Prefills of more tokens than this, context included, run without a graph. Absent: "
         "max_num_batched_tokens.",
     )
-    max_prefill_batch: int = Field(
-        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    max_prefill_batch: int = option_of(
+        EngineOptions,
+        "max_prefill_batch",
+        default=4,
+        description="Sequences whose prompts are computed together in one forward.",
     )
-    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
-    contiguous_kv: bool = Field(
-        False,
+    block_size: int = option_of(
+        EngineOptions, "block_size", default=128, description="Tokens of one KV block."
+    )
+    contiguous_kv: bool = option_of(
+        EngineOptions,
+        "contiguous_kv",
         description="Decode fetches KV as one slice from the start of the cache, without prefix caching.",
     )
 

@@ -9,10 +9,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from catenary.config import SERVICE_PREFIXES, VARIABLES, ServiceConfig, flag_name, settings
+from catenary.config import SERVICE_PREFIXES, VARIABLES, ServiceConfig, flag_name, option_of, settings
 from catenary.cpus import parse_binding
 from catenary.devices import choose_device
 from catenary.parsers import ReasoningParser, ToolParser
+from services.engine.options import EngineOptions
 
 
 def service_classes() -> tuple[type[ServiceConfig], ...]:
@@ -212,12 +213,7 @@ class UpConfig(ServiceConfig):
         default=None,
         description="Directory of prepared models and logs. Default: CATENARY_CACHE, else ~/.cache/catenary.",
     )
-    convert_timeout_s: float = Field(
-        default=7200.0,
-        gt=0,
-        le=86_400,
-        description="Timeout in seconds of the conversion of a GGUF file, which is done once.",
-    )
+    convert_timeout_s: float = option_of(EngineOptions, "convert_timeout_s")
     state_dir: Path | None = Field(
         default=None,
         description="Directory of stored responses, files and batches, shared by all gateways. Default: one "

@@ -14,6 +14,7 @@ from catenary.config import (
     ServiceConfig,
     check_variables,
     load,
+    option_of,
     options_markdown,
     settings,
     unknown_variables,
@@ -329,3 +330,18 @@ def test_fallback_counts_where_nothing_was_given(
     with pytest.raises(SystemExit):
         load(ExampleConfig, [], prog="example", fallback=fallback)
     assert capsys.readouterr().err.startswith("example: FOREIGN_POOL 'bad': ")
+
+
+def test_an_option_of_another_program_keeps_its_bounds_and_its_help() -> None:
+    class Declaring(ServiceConfig):
+        model_config = settings(prefix="T_DECLARING_")
+        rows: int = Field(4, ge=1, le=9, description="Rows of a table.")
+
+    class Taking(ServiceConfig):
+        model_config = settings(prefix="T_TAKING_")
+        rows: int | None = option_of(Declaring, "rows", default=None)
+
+    assert (Declaring().rows, Taking().rows) == (4, None)
+    assert Taking.model_fields["rows"].description == "Rows of a table."
+    with pytest.raises(ValidationError, match="less than or equal to 9"):
+        Taking(rows=10)
