@@ -54,14 +54,14 @@ _FLAGS = {True: "true", False: "false"}
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class LLMOptions:
     """Options of the engine by name, and of what stands around it."""
 
     engine: Mapping[str, Any]
     chat_template: Path | None = None
 
 
-def read_options(model: str, given: Mapping[str, Any]) -> EngineOptions:
+def read_options(model: str, given: Mapping[str, Any]) -> LLMOptions:
     """The options of an engine from those that an LLM of this model was given.
 
     A name that the engine has is the engine's. Another one may be vLLM's: it is what the same option of
@@ -99,7 +99,7 @@ def read_options(model: str, given: Mapping[str, Any]) -> EngineOptions:
     template = around.pop("chat_template", "")
     if around:
         raise ValueError(f"{', '.join(sorted(around))}: an LLM has no server")
-    return EngineOptions({**engine, **own}, Path(template) if template else None)
+    return LLMOptions({**engine, **own}, Path(template) if template else None)
 
 
 def make_config(options: Mapping[str, Any]) -> EngineConfig:
