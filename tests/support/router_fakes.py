@@ -105,7 +105,7 @@ class FakeEngine:
         self._writing = asyncio.Lock()
         self._reading = asyncio.Event()
         self._reading.set()
-        self._reports_sent = 0
+        self.reports_sent = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> FakeEngine:
@@ -157,8 +157,8 @@ class FakeEngine:
             await self.call.write(engine_pb2.AttachRequest(**payload))
 
     async def report(self, **fields: Any) -> None:
-        self._reports_sent += 1
-        fields = {"sequence": self._reports_sent, "running": len(self.live), "total_blocks": 4096, **fields}
+        self.reports_sent += 1
+        fields = {"sequence": self.reports_sent, "running": len(self.live), "total_blocks": 4096, **fields}
         await self.send(load=engine_pb2.LoadReport(state=self.state, **fields))
 
     async def step(self, count: int = 1) -> None:

@@ -12,6 +12,7 @@ from catenary.rpc import AddressFamilies
 from catenary_testing.engine import Script
 from services.engine.servicer import RouterLinks
 from tests.support.engines import ScriptedEngine
+from tests.support.fleet import Fleet
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 
@@ -29,9 +30,11 @@ class Names:
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: Sequence[str] | None = addresses
+        self.look_ups = 0
 
     async def __call__(self, name: str) -> Sequence[str]:
         assert name == "routers.example:7070"
+        self.look_ups += 1
         if self.addresses is None:
             raise OSError("away")
         return self.addresses
@@ -56,7 +59,7 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
     names = Names()
     engine = await named_engine(monkeypatch, secrets, names, script=SLOW)
     try:
-        await asyncio.sleep(0.05)
+        await eventually(lambda: names.look_ups >= 3, "three look-ups")
         assert len(engine.app.frontend.routers) == 0
         names.addresses = [first.router_address]
         await first.serving(1)
@@ -70,7 +73,8 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
         running = asyncio.create_task(first.answer(sequence_spec([9], max_tokens=60)))
         await eventually(lambda: engine.app.frontend.live_sequences == 1, "a sequence that runs")
         names.addresses = None
-        await asyncio.sleep(0.1)
+        seen = names.look_ups
+        await eventually(lambda: names.look_ups >= seen + 3, "three look-ups that fail")
         names.addresses = [second.router_address]
         tokens, _ = await running
         assert tokens == expected_tokens([9], 60)
@@ -83,6 +87,10 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
         await engine.stop()
 
 
+def _reports(fleet: Fleet) -> int:
+    return max((one.report.sequence for one in fleet.router.fleet if one.report is not None), default=0)
+
+
 async def test_one_router_behind_two_addresses_is_attached_to_once(start_fleet, secrets):
     fleet = await start_fleet(engines=0)
     proxy = await fleet.add_proxy()
@@ -92,7 +100,8 @@ async def test_one_router_behind_two_addresses_is_attached_to_once(start_fleet, 
     await engine.start()
     try:
         await fleet.serving(1)
-        await asyncio.sleep(0.3)
+        # Five reports: by then the second address has led to the same router.
+        await eventually(lambda: _reports(fleet) >= 5, "five reports")
         (attached,) = fleet.router.fleet
         tokens, _ = await fleet.answer(sequence_spec([5], max_tokens=80))
         assert tokens == expected_tokens([5], 80)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
+
+import pytest
 
 from services.router.app import Chore, Chores
+from tests.support.virtual_time import stand_still, virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def until_more(calls: list[float], count: int) -> None:
@@ -14,15 +20,16 @@ async def until_more(calls: list[float], count: int) -> None:
             await asyncio.sleep(0.002)
 
 
+@virtual_time
 async def test_a_chore_that_fails_stops_neither_itself_nor_another():
     failed, done = [], []
 
     def fail() -> None:
-        failed.append(time.monotonic())
+        failed.append(now())
         raise ValueError("every time")
 
     chores = Chores()
-    chores.start(Chore("fails", 0.005, fail), Chore("works", 0.005, lambda: done.append(time.monotonic())))
+    chores.start(Chore("fails", 0.005, fail), Chore("works", 0.005, lambda: done.append(now())))
     await until_more(done, 3)
     await until_more(failed, 3)
     await chores.stop()
@@ -31,18 +38,18 @@ async def test_a_chore_that_fails_stops_neither_itself_nor_another():
     assert len(done) == count
 
 
+@virtual_time
 async def test_peers_are_not_judged_right_after_a_standstill():
     judged, sent = [], []
     chores = Chores()
     chores.start(
-        Chore("judges", 0.05, lambda: judged.append(time.monotonic()), judges=True),
-        Chore("sends", 0.05, lambda: sent.append(time.monotonic())),
+        Chore("judges", 0.05, lambda: judged.append(now()), judges=True),
+        Chore("sends", 0.05, lambda: sent.append(now())),
     )
     # Let both fall asleep, then stand still for long.
     await asyncio.sleep(0.01)
-    time.sleep(0.3)  # noqa: ASYNC251
-    over = time.monotonic()
+    stand_still(0.3)
+    over = now()
     await until_more(judged, 1)
     await chores.stop()
-    assert judged[0] - over >= 0.04
-    assert sent[0] - over < judged[0] - over
+    assert (sent[0] - over, judged[0] - over) == pytest.approx((0, 0.05))

@@ -15,6 +15,7 @@ from catenary.v1 import common_pb2, router_pb2
 from gateway.link.failover import least_busy, merged, rendezvous
 from gateway.link.router_session import RouterSession
 from gateway.targets import Targets
+from tests.support.virtual_time import virtual_time
 from tests.support.waiting import eventually
 
 
@@ -94,6 +95,7 @@ class Session:
         self.closed = True
 
 
+@virtual_time
 async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_S", 0.01)
     monkeypatch.setattr("catenary.rpc.resolving._LOOK_UP_ALONE_S", 0.01)

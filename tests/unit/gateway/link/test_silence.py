@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import grpc
@@ -12,10 +11,12 @@ import pytest
 from catenary.v1 import router_pb2
 from gateway.link.router_session import RouterSession, Silence
 from gateway.text.target import TokenizerTarget
+from tests.support.virtual_time import stand_still, virtual_time
 
 LIMIT_S = 0.2
 
 
+@virtual_time
 async def test_silence_ends_the_wait_and_a_word_begins_it_anew() -> None:
     loop = asyncio.get_running_loop()
     silence = Silence(LIMIT_S)
@@ -26,17 +27,18 @@ async def test_silence_ends_the_wait_and_a_word_begins_it_anew() -> None:
     assert not waiting.done()
     last = loop.time()
     await asyncio.wait_for(waiting, 5)
-    assert loop.time() - last >= LIMIT_S
+    assert loop.time() - last == pytest.approx(LIMIT_S)
 
 
+@virtual_time
 async def test_a_process_that_stood_still_listens_first() -> None:
     loop = asyncio.get_running_loop()
     waiting = asyncio.create_task(Silence(LIMIT_S).wait())
     await asyncio.sleep(0)
-    time.sleep(3 * LIMIT_S)  # noqa: ASYNC251 - the loop is what stands still here
+    stand_still(3 * LIMIT_S)
     woken = loop.time()
     await asyncio.wait_for(waiting, 5)
-    assert loop.time() - woken >= LIMIT_S / 2
+    assert loop.time() - woken == pytest.approx(LIMIT_S)
 
 
 class Mute:

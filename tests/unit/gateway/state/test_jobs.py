@@ -122,6 +122,7 @@ class Owner(JobOwner):
         self.finished: list[str] = []
         self.swept = 0
         self.failing = False
+        self.failures = 0
         self._world = world
 
     def renewed(self, job_id: str, status: str) -> None:
@@ -132,6 +133,7 @@ class Owner(JobOwner):
 
     async def claim_more(self) -> None:
         if self.failing:
+            self.failures += 1
             raise ApiError(503, "away")
         while (job_id := await self._world.claim(self.runner.name, *self.runner.running)) is not None:
             self.runner.start(job_id, asyncio.sleep(1000))
@@ -166,7 +168,8 @@ async def test_after_a_failure_of_the_store_others_have_time_to_renew(world: Wor
     loop = asyncio.create_task(owner.runner.run())
     await eventually(lambda: world.jobs.leases.valid()[0] == float("-inf"), "distrust")
     world.now += 15
-    await asyncio.sleep(0.02)
+    seen = owner.failures
+    await eventually(lambda: owner.failures >= seen + 3, "three more turns that fail")
     owner.failing = False
     await eventually(lambda: owner.swept == 1, "a sweep")
     assert not owner.runner.running
