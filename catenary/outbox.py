@@ -151,6 +151,10 @@ class Outbox(Generic[M]):
         """Let the writer send what was added to a lane itself."""
         self._wake.set()
 
+    def drained(self) -> None:
+        """Let a producer that waits for room look again: less is unread than before."""
+        self._drained.set()
+
     def clear(self) -> None:
         """Drop everything that waits."""
         for lane in self._lanes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
+from catenary.outbox import Messages, Outbox
 from catenary.rpc import CallCount, RpcError, recorded, refuse
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -85,17 +85,23 @@ class RenderStreams:
             stream.end()
 
 
-class _Stream:
+class _Stream(Outbox[tokenizer_pb2.RenderStreamResponse]):
+    """One stream: requests at work, and the outbox of their answers."""
+
     def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
         self._render = render
         self._calls = calls
-        self._limits = limits
+        self._max_answer_bytes = limits.max_message_mib * _MIB
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._answers: deque[tokenizer_pb2.RenderStreamResponse] = deque()
+        self._answers = Messages[tokenizer_pb2.RenderStreamResponse]()
+        super().__init__(self._answers, limit=limits.max_unread)
         self._ended = False
         self._failure: Exception | None = None
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
+
+    @property
+    def unread(self) -> int:
+        """Requests at work and answers that the client has not read."""
+        return len(self._tasks) + len(self._answers)
 
     async def read(self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]) -> None:
         """Take requests until there are no more."""
@@ -104,38 +110,32 @@ class _Stream:
                 if self._ended:
                     return
                 self._take(request)
-                # It is begun first: to ask for the next message takes longer.
+                # Begin the request first: asking for the next message takes longer.
                 await asyncio.sleep(0)
-                while len(self._tasks) + len(self._answers) >= self._limits.max_unread:
-                    self._room.clear()
-                    await self._room.wait()
+                await self.room()
         except (grpc.aio.InternalError, grpc.aio.UsageError):
             _log.debug("stream of renders broke")
         except Exception as failure:
             self._failure = failure
+            self.close(flush=True)
         finally:
             self.end()
 
     async def answers(self) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
-        """What to write, until nothing more comes. Raises what ended the reading."""
-        while True:
-            self._news.clear()
-            while self._answers:
-                self._room.set()
-                yield self._answers.popleft()
-            if self._failure is not None:
-                raise self._failure
-            if self._ended and not self._tasks:
-                return
-            await self._news.wait()
+        """Yield the answers to write, until nothing more comes. Raises the error that ended the reading."""
+        while (answer := await self.next()) is not None:
+            yield answer
+        if self._failure is not None:
+            raise self._failure
 
     def end(self) -> None:
-        """Take no more."""
+        """Take no more requests; the stream ends with the last answer."""
         self._ended = True
-        self._news.set()
+        if not self._tasks:
+            self.close(flush=True)
 
     def cancel(self) -> None:
-        """Nobody waits for answers."""
+        """Cancel the requests at work: the client is gone."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -161,8 +161,7 @@ class _Stream:
                 self._calls.check()
                 with self._calls.one():
                     answer.rendered.CopyFrom(await self._render(request.render))
-                most = self._limits.max_message_mib * _MIB
-                most = min(most, request.max_answer_bytes or most)
+                most = min(self._max_answer_bytes, request.max_answer_bytes or self._max_answer_bytes)
                 if answer.ByteSize() > most:
                     # gRPC would end the stream with it.
                     raise _invalid(
@@ -176,14 +175,14 @@ class _Stream:
                 _log.exception("call failed", method=METHOD)
                 answer.error.CopyFrom(_INTERNAL)
                 record.code = grpc.StatusCode.INTERNAL
-        self._answers.append(answer)
-        self._news.set()
+        self.put(self._answers, answer)
 
     def _over(self, call: int) -> None:
         del self._tasks[call]
-        self._room.set()
-        if self._ended:
-            self._news.set()
+        # A request that was cancelled early leaves no answer.
+        self.drained()
+        if self._ended and not self._tasks:
+            self.close(flush=True)
 
 
 def _invalid(message: str) -> RpcError:

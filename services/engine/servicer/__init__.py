@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.servicer.admission import Admission, Inadmissible, SequenceLimits
+from services.engine.servicer.admission import Admission, SequenceLimits
 from services.engine.servicer.attachment import DrainOrder, KvPublishing
 from services.engine.servicer.contract import Identity, model_info
 from services.engine.servicer.core import (
@@ -17,7 +17,7 @@ from services.engine.servicer.core import (
 )
 from services.engine.servicer.frontend import EngineFrontend
 from services.engine.servicer.metrics import EngineCollector
-from services.engine.servicer.prefix_cache import PrefixCacheDelta, PrefixCacheMirror
+from services.engine.servicer.prefix_cache import PrefixCacheMirror
 from services.engine.servicer.router_links import LinkTimes, RouterLink, RouterLinks
 from services.engine.servicer.routers import RouterOutbox
 from services.engine.servicer.status import StatusService
@@ -35,10 +35,8 @@ __all__ = [
     "EngineCollector",
     "EngineFrontend",
     "Identity",
-    "Inadmissible",
     "KvPublishing",
     "LinkTimes",
-    "PrefixCacheDelta",
     "PrefixCacheMirror",
     "ProcessCore",
     "ProgressSink",

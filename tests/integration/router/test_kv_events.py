@@ -12,7 +12,7 @@ import grpc
 from catenary.blockhash import BlockHashes
 from catenary.v1 import router_pb2
 from catenary_testing.engine import Script, ScriptedCapacity
-from services.engine.servicer import PrefixCacheDelta
+from services.engine.servicer.prefix_cache import PrefixCacheDelta
 from tests.support.fleet import Fleet
 from tests.support.kv_matched import matched
 from tests.support.specs import expected_tokens, sequence_spec

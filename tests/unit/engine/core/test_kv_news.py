@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from services.engine.core.outputs import KvNews, net_changes
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
-from services.engine.servicer import Core, PrefixCacheDelta, PrefixCacheMirror
+from services.engine.servicer import Core, PrefixCacheMirror
+from services.engine.servicer.prefix_cache import PrefixCacheDelta
 from tests.support.kv_follower import KvFollower, names_of
 
 

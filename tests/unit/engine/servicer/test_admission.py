@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from catenary.v1 import common_pb2
 from services.engine.domain import SamplingOptions
 from services.engine.link import CapacityFacts, ModelFacts
-from services.engine.servicer import Admission, Inadmissible, SequenceLimits
+from services.engine.servicer import Admission, SequenceLimits
+from services.engine.servicer.admission import Inadmissible
 from tests.support.specs import sequence_spec
 
 MODEL = ModelFacts(

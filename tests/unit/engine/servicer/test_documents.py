@@ -9,7 +9,8 @@ import pytest
 from catenary.v1 import common_pb2
 from services.engine.domain import PoolingOptions
 from services.engine.link import CapacityFacts, ModelFacts
-from services.engine.servicer import Admission, Inadmissible, SequenceLimits
+from services.engine.servicer import Admission, SequenceLimits
+from services.engine.servicer.admission import Inadmissible
 
 EMBED, SCORE = common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE
 CAPACITY = CapacityFacts(block_size=1, total_blocks=64, max_running=4, max_waiting=4, max_batched_tokens=64)
