@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from catenary.nearest import near
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 
 _INT32: Final = 2**31 - 1
 _INT64: Final = 2**63 - 1

@@ -1,4 +1,6 @@
-"""The revision of the wire contract, the check that peers make of it, and limits that belong to it."""
+"""The revision of the wire contract, its check between peers, and limits of models and KV offers in it.
+
+Those of sequences are in `catenary/sequence_limits.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +9,6 @@ SCHEMA_REVISION = 4
 
 MINIMUM_PEER_REVISION = 4
 """Oldest revision that this build understands."""
-
-MAX_TOP_LOGPROBS = 20
-"""Most alternatives that a sequence may ask for with each token (`ResponseOptions`)."""
-
-MAX_BEAM_WIDTH = MAX_TOP_LOGPROBS // 2
-"""Most beams of a `BeamSearch`: twice as many tokens of each are looked at."""
-
-MAX_CACHE_SALT = 128
-"""Longest `SequenceSpec.cache_salt`, in characters."""
 
 MAX_EOS_TOKEN_IDS = 64
 """Most `ModelInfo.eos_token_ids`."""
@@ -28,12 +21,6 @@ MAX_LABEL_LENGTH = 128
 
 KV_TICKET_BYTES = range(16, 65)
 """Lengths that `KvOffer.ticket` may have."""
-
-MAX_CONSTRAINT_BYTES = 128 * 1024
-"""Longest `Constraint.source`, in bytes of UTF-8."""
-
-MAX_CONSTRAINT_AFTER = 256
-"""Longest `Constraint.after`, in characters."""
 
 
 def revision_mismatch(peer_revision: int, peer_minimum: int, *, peer: str) -> str | None:

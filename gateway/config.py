@@ -10,7 +10,10 @@ from pydantic import Field, field_validator, model_validator
 
 from catenary.config import Expert, ServiceConfig, settings
 from catenary.resume import ResumeOptions
-from catenary.schema import MAX_CONSTRAINT_BYTES
+from catenary.sequence_limits import MAX_CONSTRAINT_BYTES
+from gateway.schemas.base import RequestLimits
+
+_LIMITS = RequestLimits()
 
 
 class GatewayConfig(ResumeOptions, ServiceConfig):
@@ -146,42 +149,72 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         "x-max-wait-ms); default: the router's, by class.",
     )
 
-    max_n: int = Field(16, ge=1, le=128, description="Largest n of a request.")
-    max_prompts: int = Field(128, ge=1, description="Most prompts of one completion request.")
-    max_sequences: int = Field(256, ge=1, description="Most sequences (prompts times n) of one request.")
-    max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
-    max_content_parts: int = Field(16384, ge=1, description="Most content parts of a chat together.")
-    max_tools: int = Field(128, ge=0, description="Most tools of a chat request.")
-    max_tools_bytes: int = Field(
-        1 << 20, ge=0, description="Most bytes of a chat's tools together, as its template sees them."
+    max_n: int = Field(_LIMITS.max_n, ge=1, le=128, description="Largest n of a request.")
+    max_prompts: int = Field(_LIMITS.max_prompts, ge=1, description="Most prompts of one completion request.")
+    max_sequences: int = Field(
+        _LIMITS.max_sequences, ge=1, description="Most sequences (prompts times n) of one request."
     )
-    max_tool_calls: int = Field(4096, ge=0, description="Most tool calls of a chat's messages together.")
-    max_documents: int = Field(1024, ge=0, description="Most documents of a chat request.")
-    max_json_depth: int = Field(64, ge=1, le=256, description="Nesting of free-form JSON in a request.")
-    max_json_values: int = Field(200_000, ge=1, description="Most values in such JSON.")
-    max_detokenize_ids: int = Field(262_144, ge=1, description="Most token ids of a /detokenize request.")
-    max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
-    max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
-    max_logit_bias: int = Field(1024, ge=1, description="Most tokens in a request's logit_bias.")
-    max_allowed_token_ids: int = Field(16384, ge=1, description="Most allowed_token_ids of a request.")
-    max_bad_words: int = Field(128, ge=1, description="Most bad_words of a request.")
-    max_bad_word_length: int = Field(128, ge=1, description="Longest of the bad_words, in characters.")
+    max_messages: int = Field(_LIMITS.max_messages, ge=1, description="Most messages of a chat request.")
+    max_content_parts: int = Field(
+        _LIMITS.max_content_parts, ge=1, description="Most content parts of a chat together."
+    )
+    max_tools: int = Field(_LIMITS.max_tools, ge=0, description="Most tools of a chat request.")
+    max_tools_bytes: int = Field(
+        _LIMITS.max_tools_bytes,
+        ge=0,
+        description="Most bytes of a chat's tools together, as its template sees them.",
+    )
+    max_tool_calls: int = Field(
+        _LIMITS.max_tool_calls, ge=0, description="Most tool calls of a chat's messages together."
+    )
+    max_documents: int = Field(_LIMITS.max_documents, ge=0, description="Most documents of a chat request.")
+    max_json_depth: int = Field(
+        _LIMITS.max_json_depth, ge=1, le=256, description="Nesting of free-form JSON in a request."
+    )
+    max_json_values: int = Field(_LIMITS.max_json_values, ge=1, description="Most values in such JSON.")
+    max_detokenize_ids: int = Field(
+        _LIMITS.max_detokenize_ids, ge=1, description="Most token ids of a /detokenize request."
+    )
+    max_stop_length: int = Field(
+        _LIMITS.max_stop_length, ge=1, description="Longest stop string, in characters."
+    )
+    max_stop_token_ids: int = Field(
+        _LIMITS.max_stop_token_ids, ge=1, description="Most stop_token_ids of a request."
+    )
+    max_logit_bias: int = Field(
+        _LIMITS.max_logit_bias, ge=1, description="Most tokens in a request's logit_bias."
+    )
+    max_allowed_token_ids: int = Field(
+        _LIMITS.max_allowed_token_ids, ge=1, description="Most allowed_token_ids of a request."
+    )
+    max_bad_words: int = Field(_LIMITS.max_bad_words, ge=1, description="Most bad_words of a request.")
+    max_bad_word_length: int = Field(
+        _LIMITS.max_bad_word_length, ge=1, description="Longest of the bad_words, in characters."
+    )
     max_scored_prompt_tokens: int = Field(
-        262_144,
+        _LIMITS.max_scored_prompt_tokens,
         ge=1,
         description="Most prompt tokens with log probabilities in an answer, each choice's counted.",
     )
-    min_priority: int = Field(-100, ge=-(2**31), le=0, description="Lowest (first) priority of a request.")
-    max_priority: int = Field(100, ge=0, lt=2**31, description="Highest (last) priority of a request.")
+    min_priority: int = Field(
+        _LIMITS.min_priority, ge=-(2**31), le=0, description="Lowest (first) priority of a request."
+    )
+    max_priority: int = Field(
+        _LIMITS.max_priority, ge=0, lt=2**31, description="Highest (last) priority of a request."
+    )
     priority_tier: int = Field(
         -10, ge=-(2**31), lt=2**31, description="Priority of requests with service_tier priority."
     )
     flex_tier: int = Field(
         10, ge=-(2**31), lt=2**31, description="Priority of requests with service_tier flex."
     )
-    max_embedding_inputs: int = Field(2048, ge=1, description="Most texts of one embeddings request.")
+    max_embedding_inputs: int = Field(
+        _LIMITS.max_embedding_inputs, ge=1, description="Most texts of one embeddings request."
+    )
     max_pairs: int = Field(
-        1024, ge=1, description="Most documents of a rerank request, and most pairs of a score request."
+        _LIMITS.max_pairs,
+        ge=1,
+        description="Most documents of a rerank request, and most pairs of a score request.",
     )
     document_window: int = Field(
         64,
@@ -251,16 +284,23 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         "responses ended, by those with the same state-dir.",
     )
     max_constraint_bytes: int = Field(
-        MAX_CONSTRAINT_BYTES,
+        _LIMITS.max_constraint_bytes,
         ge=1,
         le=MAX_CONSTRAINT_BYTES,
         description="Longest schema, regular expression or grammar, in bytes.",
     )
-    max_constraint_depth: int = Field(64, ge=1, le=256, description="Nesting of a JSON schema.")
-    max_constraint_values: int = Field(
-        20_000, ge=1, le=1 << 20, description="JSON values in a schema, the inner ones counted too."
+    max_constraint_depth: int = Field(
+        _LIMITS.max_constraint_depth, ge=1, le=256, description="Nesting of a JSON schema."
     )
-    max_constraint_choices: int = Field(1000, ge=1, le=100_000, description="Texts of a choice.")
+    max_constraint_values: int = Field(
+        _LIMITS.max_constraint_values,
+        ge=1,
+        le=1 << 20,
+        description="JSON values in a schema, the inner ones counted too.",
+    )
+    max_constraint_choices: int = Field(
+        _LIMITS.max_constraint_choices, ge=1, le=100_000, description="Texts of a choice."
+    )
     open_objects: bool = Field(
         False,
         description="Objects of a JSON schema that list `properties`, and say nothing of others, may have "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from catenary.schema import MAX_CONSTRAINT_BYTES
+from catenary.sequence_limits import MAX_CONSTRAINT_BYTES
 
 
 class ConstraintKind(IntEnum):

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from catenary.parameters import TEMPERATURE
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
 from gateway import bad_request
 from gateway.pooling.answers import compare

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from catenary.nearest import near
 from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number
-from catenary.schema import MAX_BEAM_WIDTH
+from catenary.sequence_limits import MAX_BEAM_WIDTH
 from catenary_apps.llm.endpoint import LIMITS, OfflineEndpoint
 from gateway import ApiError
 

@@ -12,7 +12,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from catenary.json_bounds import Excess, json_excess
-from catenary.schema import MAX_CONSTRAINT_BYTES
+from catenary.sequence_limits import (
+    ALLOWED_TOKEN_IDS,
+    BAD_WORD_LENGTH,
+    BAD_WORDS,
+    CHOICES,
+    LOGIT_BIAS,
+    MAX_CONSTRAINT_BYTES,
+    SCORED_PROMPT_TOKENS,
+    STOP_LENGTH,
+    STOP_TOKEN_IDS,
+)
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.ignored import Tree
@@ -130,9 +140,12 @@ def plain_object(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Counts, lengths in characters for stop strings and bad words, and the range of priorities."""
+    """Limits of a request: counts, lengths in characters for stop strings and bad words, priorities.
 
-    max_n: int = 16
+    The fields are options of the gateway with these defaults.
+    """
+
+    max_n: int = CHOICES.gateway
     max_prompts: int = 128
     max_sequences: int = 256
     max_messages: int = 4096
@@ -144,19 +157,19 @@ class RequestLimits:
     max_json_depth: int = 64
     max_json_values: int = 200_000
     max_detokenize_ids: int = 262_144
-    max_stop_length: int = 512
-    max_stop_token_ids: int = 64
+    max_stop_length: int = STOP_LENGTH.gateway
+    max_stop_token_ids: int = STOP_TOKEN_IDS.gateway
     max_embedding_inputs: int = 2048
     max_pairs: int = 1024
     max_constraint_bytes: int = MAX_CONSTRAINT_BYTES
     max_constraint_depth: int = 64
     max_constraint_values: int = 20_000
     max_constraint_choices: int = 1000
-    max_logit_bias: int = 1024
-    max_allowed_token_ids: int = 16384
-    max_bad_words: int = 128
-    max_bad_word_length: int = 128
-    max_scored_prompt_tokens: int = 262_144
+    max_logit_bias: int = LOGIT_BIAS.gateway
+    max_allowed_token_ids: int = ALLOWED_TOKEN_IDS.gateway
+    max_bad_words: int = BAD_WORDS.gateway
+    max_bad_word_length: int = BAD_WORD_LENGTH.gateway
+    max_scored_prompt_tokens: int = SCORED_PROMPT_TOKENS.gateway
     min_priority: int = -100
     max_priority: int = 100
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, FailFast, Field
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.base import (

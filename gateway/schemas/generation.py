@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonS
 from pydantic_core.core_schema import ValidationInfo
 
 from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TOP_P
-from catenary.schema import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.base import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
 from pydantic_core.core_schema import ValidationInfo
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.base import (

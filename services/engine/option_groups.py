@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, field_validator
 from catenary.addresses import TcpAddress, parse_address
 from catenary.config import Expert
 from catenary.cpus import parse_binding
+from catenary.sequence_limits import BAD_WORD_TOKENS, BAD_WORDS, LOGIT_BIAS, STOP_TOKEN_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +172,16 @@ class ServicerOptions(BaseModel):
         description="A router silent for so long loses its sequences here, even if its lease is longer.",
     )
     max_stop_token_ids: Annotated[int, GENERATING] = Field(
-        64, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
+        STOP_TOKEN_IDS.engine, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
     )
     max_logit_bias: Annotated[int, GENERATING] = Field(
-        1_024, ge=0, le=1_000_000, description="Tokens that a sequence may give a logit bias."
+        LOGIT_BIAS.engine, ge=0, le=1_000_000, description="Tokens that a sequence may give a logit bias."
     )
     max_bad_words: Annotated[int, GENERATING] = Field(
-        256, ge=0, le=100_000, description="Bad words that a sequence may bring."
+        BAD_WORDS.engine, ge=0, le=100_000, description="Bad words that a sequence may bring."
     )
     max_bad_word_tokens: Annotated[int, GENERATING] = Field(
-        32, ge=1, le=4_096, description="Longest bad word in tokens."
+        BAD_WORD_TOKENS.engine, ge=1, le=4_096, description="Longest bad word in tokens."
     )
     remembered_handles: int = Field(
         16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."

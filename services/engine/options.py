@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from catenary.addresses import parse_address
 from catenary.config import ListenOptions, ServiceConfig, settings
 from catenary.devices import choose_device
-from catenary.schema import MAX_BEAM_WIDTH
+from catenary.sequence_limits import BEAM_NUMBERS, BEAM_WIDTH, MAX_BEAM_WIDTH
 from services.engine.bucketing import (
     AXIS_OPTIONS,
     FILE,
@@ -264,13 +264,13 @@ class EngineOptions(
         32, ge=1, le=4096, description="Sequences that run at once."
     )
     max_beam_width: Annotated[int, GENERATING] = Field(
-        8,
+        BEAM_WIDTH.engine,
         ge=0,
         le=MAX_BEAM_WIDTH,
         description="Beams of one beam search at the most. 0: none is taken, as with contiguous_kv.",
     )
     max_beam_numbers: Annotated[int, GENERATING] = Field(
-        1 << 20,
+        BEAM_NUMBERS.engine,
         ge=1,
         le=1 << 22,
         description="Tokens, log probabilities and alternatives that the hypotheses of one beam search can "

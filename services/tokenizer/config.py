@@ -11,7 +11,7 @@ from pydantic import Field
 from catenary.config import Expert, settings
 from catenary.parsers import ReasoningParser, ToolParser
 from catenary.rpc import RpcConfig
-from catenary.schema import MAX_CONSTRAINT_BYTES
+from catenary.sequence_limits import MAX_CONSTRAINT_BYTES
 from services.tokenizer.rendering import DEFAULT_INSTRUCTION
 
 

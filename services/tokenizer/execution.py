@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from catenary.constraints import ConstraintKind
 from catenary.rpc import RpcError, refuse
-from catenary.schema import MAX_CONSTRAINT_AFTER
+from catenary.sequence_limits import MAX_CONSTRAINT_AFTER
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig

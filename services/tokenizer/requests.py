@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from catenary.rpc import RpcError, refuse
+from catenary.sequence_limits import MAX_TENANT
 from catenary.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import ChatOptions, ChatTurn, PromptLimits, TextPair, TurnCall
@@ -70,9 +71,6 @@ def read_options(chat: tokenizer_pb2.ChatInput) -> ChatOptions:
 
 def _invalid(message: str, param: str) -> RpcError:
     return refuse(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message, param=param)
-
-
-MAX_TENANT = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from services.engine.beams import BeamSearch, Candidate, Hypothesis
 from services.engine.domain import BeamOptions, CoreErrorCode
 from services.engine.link import HypothesisRow, SubmitSequence

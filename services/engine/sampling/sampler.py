@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from services.engine.device import Device
 from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain, first_argmax
 from services.engine.sampling.inputs import Allowed, Edits, Masks, Penalties, SamplerInputs

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from services.engine.device import Device, Forward
 from services.engine.graphs import Phase
 from services.engine.sampling.draw import (

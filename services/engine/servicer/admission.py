@@ -9,9 +9,21 @@ from msgspec.structs import replace
 
 from catenary.constraints import ConstraintKind
 from catenary.kv_offer import well_formed
-from catenary.parameters import BIAS, MIN_P, PENALTY, REPETITION, TEMPERATURE, TOP_K, TOP_P
-from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES, MAX_TOP_LOGPROBS
+from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TEMPERATURE, TOP_K, TOP_P
 from catenary.seeds import draw_seed
+from catenary.sequence_limits import (
+    BAD_WORD_TOKENS,
+    BAD_WORDS,
+    BEAM_NUMBERS,
+    BEAM_WIDTH,
+    LOGIT_BIAS,
+    MAX_CACHE_SALT,
+    MAX_CONSTRAINT_AFTER,
+    MAX_CONSTRAINT_BYTES,
+    MAX_SEQUENCE_ID,
+    MAX_TOP_LOGPROBS,
+    STOP_TOKEN_IDS,
+)
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.domain import (
     BeamOptions,
@@ -40,12 +52,12 @@ class Inadmissible(Exception):
 class SequenceLimits:
     """How much a sequence may bring besides its prompt."""
 
-    max_stop_token_ids: int = 64
-    max_logit_bias: int = 1024
-    max_bad_words: int = 256
-    max_bad_word_tokens: int = 32
-    max_beam_width: int = 8
-    max_beam_numbers: int = 1 << 20
+    max_stop_token_ids: int = STOP_TOKEN_IDS.engine
+    max_logit_bias: int = LOGIT_BIAS.engine
+    max_bad_words: int = BAD_WORDS.engine
+    max_bad_word_tokens: int = BAD_WORD_TOKENS.engine
+    max_beam_width: int = BEAM_WIDTH.engine
+    max_beam_numbers: int = BEAM_NUMBERS.engine
 
 
 def resolve_sampling(
@@ -184,10 +196,6 @@ def _alternatives(response: common_pb2.ResponseOptions, name: str) -> int:
     return count
 
 
-# Scores are divided by the length to this power: beyond it only the length would decide.
-_MAX_LENGTH_PENALTY = 10.0
-
-
 def resolve_beams(
     spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: SequenceLimits, max_tokens: int
 ) -> BeamOptions | None:
@@ -227,12 +235,9 @@ def _check_beams(spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits:
         raise Inadmissible(
             f"A search of {given.width} beams reports 1 to as many, not {given.results}.", "use_beam_search"
         )
-    # NaN is in no interval.
-    if not -_MAX_LENGTH_PENALTY <= given.length_penalty <= _MAX_LENGTH_PENALTY:
-        raise Inadmissible(
-            f"length_penalty must be between -{_MAX_LENGTH_PENALTY:g} and {_MAX_LENGTH_PENALTY:g}.",
-            "length_penalty",
-        )
+    if given.length_penalty not in LENGTH_PENALTY:
+        low, high = LENGTH_PENALTY.low, LENGTH_PENALTY.high
+        raise Inadmissible(f"length_penalty must be between {low:g} and {high:g}.", "length_penalty")
     if spec.HasField("constraint"):
         raise Inadmissible("A beam search cannot have a constraint.", "constraint")
     if spec.HasField("prompt_len") and spec.prompt_len != len(spec.token_ids):
@@ -329,10 +334,6 @@ def _dimensions(pooling: common_pb2.Pooling, model: ModelFacts) -> int:
     return 0 if wanted == width else wanted
 
 
-# Of the protocol: both sides know it, and logs and metrics carry ids.
-MAX_REQUEST_ID = 256
-
-
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Checks sequences against one model on one engine. Pure but for the seed it draws when none is given."""
@@ -355,8 +356,8 @@ class Admission:
         if spec.model != self.served_model_name:
             message = "This engine does not serve the named model."
             raise Inadmissible(message, "model", common_pb2.ERROR_CODE_MODEL_NOT_FOUND)
-        if len(spec.request_id) > MAX_REQUEST_ID:
-            raise Inadmissible(f"request_id is longer than {MAX_REQUEST_ID} characters.", "request_id")
+        if len(spec.request_id) > MAX_SEQUENCE_ID:
+            raise Inadmissible(f"request_id is longer than {MAX_SEQUENCE_ID} characters.", "request_id")
         if spec.HasField("pooling"):
             return resolve_document(spec, self.model, self.context, key)
         if self.model.task != "generate":

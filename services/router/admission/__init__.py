@@ -13,7 +13,6 @@ from services.router.admission.queues import (
     WaitingRoom,
 )
 from services.router.admission.validation import (
-    MAX_NAME_LENGTH,
     Refused,
     SpecLimits,
     not_served,
@@ -26,7 +25,6 @@ from services.router.admission.validation import (
 __all__ = [
     "CLASSES",
     "LANE_NAMES",
-    "MAX_NAME_LENGTH",
     "Admission",
     "AdmissionLimits",
     "LaneView",

@@ -6,12 +6,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.schema import (
-    MAX_BEAM_WIDTH,
+from catenary.sequence_limits import (
+    ALLOWED_TOKEN_IDS,
+    BAD_WORDS,
+    BEAM_WIDTH,
+    LOGIT_BIAS,
     MAX_CACHE_SALT,
     MAX_CONSTRAINT_AFTER,
     MAX_CONSTRAINT_BYTES,
+    MAX_NAME,
+    MAX_TENANT,
     MAX_TOP_LOGPROBS,
+    MAX_TRACEPARENT,
+    STOP_TOKEN_IDS,
 )
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
@@ -85,15 +92,6 @@ def too_long(tokens: int, longest: int) -> Refused:
     )
 
 
-# Of a message by gRPC. The gateway's limits, which are options, are lower; these bound what a client of
-# the router's own API can make it keep.
-MAX_NAME_LENGTH = 256
-MAX_TRACEPARENT_LENGTH = 128
-MAX_TENANT_LENGTH = 128
-MAX_STOP_TOKEN_IDS = 1024
-# More than any vocabulary has.
-MAX_SAMPLING_IDS = 1 << 19
-
 _CLASSES = frozenset(common_pb2.PriorityClass.values())
 _TASKS: dict[int, str] = {
     common_pb2.MODEL_TASK_GENERATE: "generate",
@@ -118,17 +116,15 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
     """
     if not spec.model:
         raise _invalid("model", "The model name is missing.")
-    if len(spec.model) > MAX_NAME_LENGTH:
-        raise _invalid("model", f"The model name is longer than {MAX_NAME_LENGTH} characters.")
+    if len(spec.model) > MAX_NAME:
+        raise _invalid("model", f"The model name is longer than {MAX_NAME} characters.")
     if spec.request_id and not is_request_id(spec.request_id):
         raise _invalid("request_id", "The request id must be 1 to 128 letters, digits or any of ._:@/+=-")
-    if len(spec.traceparent) > MAX_TRACEPARENT_LENGTH:
-        raise _invalid(
-            "traceparent", f"The trace context is longer than {MAX_TRACEPARENT_LENGTH} characters."
-        )
+    if len(spec.traceparent) > MAX_TRACEPARENT:
+        raise _invalid("traceparent", f"The trace context is longer than {MAX_TRACEPARENT} characters.")
     _validate_tokens(spec, limits)
-    if len(spec.stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _invalid("stop_token_ids", f"There are more than {MAX_STOP_TOKEN_IDS} stop token ids.")
+    if len(spec.stopping.stop_token_ids) > STOP_TOKEN_IDS.router:
+        raise _invalid("stop_token_ids", f"There are more than {STOP_TOKEN_IDS.router} stop token ids.")
     for name, asked in (
         ("top_logprobs", spec.response.top_logprobs),
         ("prompt_logprobs", spec.response.prompt_logprobs),
@@ -165,10 +161,10 @@ def validate_task(spec: common_pb2.SequenceSpec, model: common_pb2.ModelInfo) ->
 def _validate_admission(spec: common_pb2.SequenceSpec) -> None:
     if spec.priority_class not in _CLASSES:
         raise _invalid("priority_class", "priority_class is not one of the contract's.")
-    if len(spec.tenant) > MAX_TENANT_LENGTH:
-        raise _invalid("tenant", f"tenant is longer than {MAX_TENANT_LENGTH} characters.")
-    if len(spec.session_id) > MAX_NAME_LENGTH:
-        raise _invalid("session_id", f"session_id is longer than {MAX_NAME_LENGTH} characters.")
+    if len(spec.tenant) > MAX_TENANT:
+        raise _invalid("tenant", f"tenant is longer than {MAX_TENANT} characters.")
+    if len(spec.session_id) > MAX_NAME:
+        raise _invalid("session_id", f"session_id is longer than {MAX_NAME} characters.")
 
 
 def _validate_pooling(spec: common_pb2.SequenceSpec) -> None:
@@ -188,15 +184,15 @@ def _validate_pooling(spec: common_pb2.SequenceSpec) -> None:
 
 
 def _validate_sampling(sampling: common_pb2.SamplingParams) -> None:
-    """The size of the lists; the engine judges their contents."""
-    sizes = {
-        "logit_bias": len(sampling.logit_bias),
-        "bad_words": len(sampling.bad_words) + sum(len(word.token_ids) for word in sampling.bad_words),
-        "allowed_token_ids": len(sampling.allowed_token_ids),
-    }
-    for name, size in sizes.items():
-        if size > MAX_SAMPLING_IDS:
-            raise _invalid(name, f"{name} has more than {MAX_SAMPLING_IDS} token ids.")
+    """Check the size of the lists; the engine judges their contents."""
+    words = len(sampling.bad_words) + sum(len(word.token_ids) for word in sampling.bad_words)
+    for name, size, limit in (
+        ("logit_bias", len(sampling.logit_bias), LOGIT_BIAS),
+        ("bad_words", words, BAD_WORDS),
+        ("allowed_token_ids", len(sampling.allowed_token_ids), ALLOWED_TOKEN_IDS),
+    ):
+        if size > limit.router:
+            raise _invalid(name, f"{name} has more than {limit.router} token ids.")
 
 
 def _validate_constraint(constraint: common_pb2.Constraint) -> None:
@@ -209,9 +205,9 @@ def _validate_constraint(constraint: common_pb2.Constraint) -> None:
 
 def _validate_beams(given: common_pb2.BeamSearch) -> None:
     """The fields that the router relies on; the engine has limits of its own."""
-    if not 1 <= given.width <= MAX_BEAM_WIDTH:
+    if not 1 <= given.width <= BEAM_WIDTH.router:
         raise _invalid(
-            "use_beam_search", f"A beam search has 1 to {MAX_BEAM_WIDTH} beams, not {given.width}."
+            "use_beam_search", f"A beam search has 1 to {BEAM_WIDTH.router} beams, not {given.width}."
         )
     if not 1 <= given.results <= given.width:
         raise _invalid("use_beam_search", "A beam search reports 1 to as many hypotheses as it has beams.")

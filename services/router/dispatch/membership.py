@@ -11,9 +11,10 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from catenary.schema import MAX_EOS_TOKEN_IDS, MAX_LABEL_LENGTH, MAX_LABELS, revision_mismatch
+from catenary.sequence_limits import MAX_NAME
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import MAX_NAME_LENGTH, Refused
+from services.router.admission import Refused
 from services.router.dispatch.dispatcher import ENGINE_LOST, Dispatcher
 from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.sequence import AbortCause, EngineLink
@@ -50,8 +51,8 @@ def check_hello(hello: engine_pb2.EngineHello) -> None:
         ("engine_name", hello.engine_name),
         ("model", model.name),
     ):
-        if not 1 <= len(text) <= MAX_NAME_LENGTH:
-            raise _invalid(what, f"The hello's {what} must have 1 to {MAX_NAME_LENGTH} characters.")
+        if not 1 <= len(text) <= MAX_NAME:
+            raise _invalid(what, f"The hello's {what} must have 1 to {MAX_NAME} characters.")
     for what, text in (("version", hello.version), ("device", hello.device), ("dtype", model.dtype)):
         if len(text) > MAX_FACT_LENGTH:
             raise _invalid(what, f"The hello's {what} has more than {MAX_FACT_LENGTH} characters.")

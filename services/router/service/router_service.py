@@ -12,9 +12,10 @@ import grpc
 from catenary.resume import Cause, ResumePolicy
 from catenary.rpc import RpcError, refuse
 from catenary.schema import SCHEMA_REVISION, revision_mismatch
+from catenary.sequence_limits import MAX_NAME
 from catenary.telemetry import current_traceparent, get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from services.router.admission import CLASSES, MAX_NAME_LENGTH, Admission, LaneView, Refused, RefusedFor
+from services.router.admission import CLASSES, Admission, LaneView, Refused, RefusedFor
 from services.router.dispatch import (
     AbortCause,
     Dispatcher,
@@ -180,10 +181,10 @@ def _check(hello: router_pb2.SessionHello) -> None:
     mismatch = revision_mismatch(hello.schema_revision, hello.minimum_peer_revision, peer="gateway")
     if mismatch is not None:
         raise refuse(common_pb2.ERROR_CODE_SCHEMA_MISMATCH, mismatch)
-    if not 1 <= len(hello.instance_id) <= MAX_NAME_LENGTH:
+    if not 1 <= len(hello.instance_id) <= MAX_NAME:
         raise refuse(
             common_pb2.ERROR_CODE_INVALID_ARGUMENT,
-            f"The hello's instance_id must have 1 to {MAX_NAME_LENGTH} characters.",
+            f"The hello's instance_id must have 1 to {MAX_NAME} characters.",
             param="instance_id",
         )
 
