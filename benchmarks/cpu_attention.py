@@ -60,7 +60,7 @@ class Stopwatch:
 def paged(device: CpuDevice, shape: Shape, blocks: int) -> PagedCache:
     """A cache of so many blocks. All layers hold the same, in memory of their own."""
     one = (blocks * shape.block_size, shape.kv_heads, shape.head_dim)
-    key, value = (device.zeros((shape.layers, *one), shape.dtype) for _ in range(2))
+    key, value = (device.memory.zeros((shape.layers, *one), shape.dtype) for _ in range(2))
     for tensor in (key, value):
         tensor[:] = torch.randn(one).to(shape.dtype)
     return PagedCache(key, value, shape.block_size)
@@ -99,7 +99,7 @@ def torch_decode_ms(
 
     def forward() -> None:
         for key, value in zip(cache.key, cache.value, strict=True):
-            device.attend_decode(query, key, value, blocks, rows, bias, shape.scale)
+            device.kernels.attend_decode(query, key, value, blocks, rows, bias, shape.scale)
 
     return watch.milliseconds(forward)
 
@@ -112,7 +112,7 @@ def torch_prefill_ms(device: CpuDevice, shape: Shape, batch: int, tokens: int, w
 
     def forward() -> None:
         for _ in range(shape.layers):
-            device.attend_prefill(query, key, value, None, shape.scale)
+            device.kernels.attend_prefill(query, key, value, None, shape.scale)
 
     return watch.milliseconds(forward)
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device import CpuSettings, Kernels, Quantization, open_device
+from services.engine.device import CpuSettings, KernelChoice, Quantization, open_device
 from services.engine.model import prepare_model
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 
 # What runs a model: the backend, and how the device computes it.
 WAYS = {
-    "native": ("decoder", CpuSettings(Kernels.NATIVE)),
-    "int8": ("decoder", CpuSettings(Kernels.NATIVE, Quantization.INT8)),
-    "int4": ("decoder", CpuSettings(Kernels.NATIVE, Quantization.INT4)),
-    "torch": ("decoder", CpuSettings(Kernels.TORCH)),
-    "transformers": ("transformers", CpuSettings(Kernels.TORCH)),
+    "native": ("decoder", CpuSettings(KernelChoice.NATIVE)),
+    "int8": ("decoder", CpuSettings(KernelChoice.NATIVE, Quantization.INT8)),
+    "int4": ("decoder", CpuSettings(KernelChoice.NATIVE, Quantization.INT4)),
+    "torch": ("decoder", CpuSettings(KernelChoice.TORCH)),
+    "transformers": ("transformers", CpuSettings(KernelChoice.TORCH)),
 }
 
 

@@ -18,18 +18,18 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.quantization import TEXT
-from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
 from services.engine.model.pooling import Embedder, open_embedder
 
 WAYS = {
-    "torch float32": ("float32", CpuSettings(Kernels.TORCH)),
-    "torch bfloat16": ("bfloat16", CpuSettings(Kernels.TORCH)),
-    "native float32": ("float32", CpuSettings(Kernels.NATIVE)),
-    "native bfloat16": ("bfloat16", CpuSettings(Kernels.NATIVE)),
-    "int8": ("float32", CpuSettings(Kernels.NATIVE, Quantization.INT8)),
-    "int8, bfloat16": ("bfloat16", CpuSettings(Kernels.NATIVE, Quantization.INT8)),
-    "int4": ("float32", CpuSettings(Kernels.NATIVE, Quantization.INT4)),
+    "torch float32": ("float32", CpuSettings(KernelChoice.TORCH)),
+    "torch bfloat16": ("bfloat16", CpuSettings(KernelChoice.TORCH)),
+    "native float32": ("float32", CpuSettings(KernelChoice.NATIVE)),
+    "native bfloat16": ("bfloat16", CpuSettings(KernelChoice.NATIVE)),
+    "int8": ("float32", CpuSettings(KernelChoice.NATIVE, Quantization.INT8)),
+    "int8, bfloat16": ("bfloat16", CpuSettings(KernelChoice.NATIVE, Quantization.INT8)),
+    "int4": ("float32", CpuSettings(KernelChoice.NATIVE, Quantization.INT4)),
 }
 EXACT = "torch float32"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
@@ -53,7 +53,7 @@ def text_ids(directory: Path, limit: int | None = None) -> list[int]:
 def open_packed(directory: Path, way: str, threads: int | None = None) -> PagedModel:
     """The model, its weights as `way` says."""
     dtype, quantization = WAYS[way]
-    device = CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization))
+    device = CpuDevice(threads, settings=CpuSettings(KernelChoice.NATIVE, quantization))
     return open_model(directory, device, dtype=dtype, backend="decoder")
 
 

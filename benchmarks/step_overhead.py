@@ -138,7 +138,7 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
         background=None,
         device=device,
         tracer=tracer,
-        profiler=Profiler(tracer, max_events=200_000, device=device.profile),
+        profiler=Profiler(tracer, max_events=200_000, device=device.stream.profile),
         recorder=ServingRecorder(None),
         max_beam_width=0,
         async_stepping=overlap,

@@ -58,9 +58,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap="buffers-not-named",
         reason="4.2: without the tensor cache a graph frees what it writes and was not told to keep",
         file=f"{_HPU}/execution.py",
-        old='        """Records the forward, which runs once."""\n'
+        old='        """Record the forward, which runs once."""\n'
         "        result = self._module(*self._inputs, cache_tensors_list=self._kept)",
-        new='        """Records the forward, which runs once."""\n'
+        new='        """Record the forward, which runs once."""\n'
         "        result = self._module(*self._inputs, cache_tensors_list=[])",
         test=f"{_TRAPS}::test_buffers_that_a_graph_writes_stay_usable",
     ),
@@ -93,7 +93,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap="graph-memory-ignored",
         reason="2.1: nothing keeps graphs inside of a reserve: without one the KV leaves them no memory",
         file="services/engine/core/sizing.py",
-        old="prior = GraphReserve(options.graph_reserved_mem if device.reserves_graphs else 0.0)",
+        old="prior = GraphReserve(options.graph_reserved_mem if device.execution.reserves_graphs else 0.0)",
         new="prior = GraphReserve(0.0)",
         test=f"{_SERVED}::test_memory_for_graphs_is_set_aside_before_the_kv",
     ),
@@ -186,7 +186,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="adjustment-for-qwen2",
         reason="3.3: the adjustment is never right for the family qwen2",
-        file=f"{_HPU}/kernels.py",
+        file=f"{_HPU}/fused.py",
         old="    if not asked and (float32_scores or attention.softmax is Softmax.FP32):",
         new="    if False:",
         test="tests/sim/hpu/test_kernels.py::test_rules_by_model",
@@ -202,7 +202,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="compile-without-reserve",
         reason="2.1: recipes and workspaces of the compiled mode lie in HBM as graphs do",
-        file=f"{_HPU}/device.py",
+        file=f"{_HPU}/execution.py",
         old="return self.mode.captures",
         new="return self.budgets_graphs",
         test="tests/sim/hpu/test_memory.py::test_the_modes_that_keep_recipes_leave_them_memory",
@@ -218,7 +218,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="second-process",
         reason="4.3: a process owns a whole card; the next one must be told so, not of mismatched releases",
-        file=f"{_HPU}/opening.py",
+        file=f"{_HPU}/open_card.py",
         old='        if "acquire" in text.lower():',
         new='        if "busy" in text.lower():',
         test=f"{_TRAPS}::test_a_card_of_another_process_is_named_as_taken",
@@ -261,7 +261,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap="upload-into-a-recipe",
         reason="3.5: what a step sends would be part of recipes, as many as there are kinds of steps",
         file=f"{_HPU}/device.py",
-        old="        self.flush()\n        return tensor.to(self.torch_device, non_blocking=True)",
+        old="        self._execution.flush()\n        return tensor.to(self.torch_device, non_blocking=True)",
         new="        return tensor.to(self.torch_device, non_blocking=True)",
         test=f"{_TRAPS}::test_what_is_sent_to_a_lazy_device_is_no_part_of_an_open_recipe",
     ),

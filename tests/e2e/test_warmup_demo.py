@@ -30,7 +30,7 @@ def test_20_requests_meet_no_new_shape(model_directory: Path, tmp_path: Path) ->
             warmup="full",
         )
     )
-    seen = core.engine.device.shapes.first_seen
+    seen = core.engine.device.execution.shapes.first_seen
     chance = random.Random(11)
     for _ in range(20):
         length = chance.randint(1, LENGTH - 1)
@@ -42,4 +42,4 @@ def test_20_requests_meet_no_new_shape(model_directory: Path, tmp_path: Path) ->
     ends = [output.end for output in core.outputs.values()]
     assert all(end is not None and end.reason is FinishReason.LENGTH for end in ends)
     assert core.engine.graphs.first_seen == 0
-    assert core.engine.device.shapes.first_seen == seen
+    assert core.engine.device.execution.shapes.first_seen == seen

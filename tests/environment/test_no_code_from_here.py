@@ -73,5 +73,5 @@ def test_an_engine_that_compiles_is_refused_a_cache_from_which_no_code_is_loaded
         with pytest.raises(StartError, match=f"^compile: {disk.path} {MENDED}$"):
             _open_code_cache(cast("Any", SimpleNamespace(block_size=32)), device, model, tmp_path, disk.path)
     finally:
-        device.close()
+        device.stream.close()
     assert list(disk.path.iterdir()) == []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice
 from services.engine.model.decoder import Decoder, DecoderModel, DecoderSpec, RopeSpec
 from services.engine.model.opening import open_model
 from tests.support.torch_engine import VOCAB, Output
@@ -288,7 +288,7 @@ def open_decoder(
     directory: Path, dtype: str = "float32", max_model_len: int | None = 256, kernels: str = "torch"
 ) -> DecoderModel:
     """The checkpoint on our decoder; its modules compute unless `kernels` says otherwise."""
-    device = CpuDevice(1, settings=CpuSettings(Kernels(kernels)))
+    device = CpuDevice(1, settings=CpuSettings(KernelChoice(kernels)))
     model = open_model(directory, device, dtype=dtype, max_model_len=max_model_len, backend="decoder")
     if not isinstance(model, DecoderModel):
         raise AssertionError(f"served by {model.backend}")

@@ -7,13 +7,15 @@ gives outputs that the next replay overwrites: a value that should have been an 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from services.engine.device import CpuDevice, ExecutionMode, Forward, MemoryFigures, MemoryUse
+from services.engine.device import CpuDevice, Execution, ExecutionMode, Forward, MemoryFigures, MemoryUse
+from services.engine.device.cpu.device import CpuMemory
 
 GIB = 2**30
 
@@ -77,9 +79,6 @@ class GraphDevice(CpuDevice):
     there after loading. A capture, or an eager forward, for which `fails` is true has no memory.
     """
 
-    measures_activations = True
-    kv_limit = None  # type: ignore[assignment]
-
     def __init__(
         self,
         *,
@@ -88,37 +87,62 @@ class GraphDevice(CpuDevice):
         fails: Callable[[Sequence[torch.Tensor]], bool] = lambda tensors: False,
         fails_eagerly: Callable[[Sequence[torch.Tensor]], bool] = lambda tensors: False,
         mode: ExecutionMode = ExecutionMode.GRAPH,
+        static_shapes: bool = False,
     ) -> None:
         super().__init__(1, mode)
-        self._memory_bytes = memory_bytes
-        self._cost = cost
+        self.memory_bytes = memory_bytes
+        self.cost = cost
         self.fails = fails
         self.fails_eagerly = fails_eagerly
         self.held = 0
         self.peak = 0
         self.replays: list[Replay] = []
         self.eager = 0
+        self.capabilities = replace(
+            self.capabilities, measures_activations=True, kv_limit=None, static_shapes=static_shapes
+        )
+        self.memory = GraphMemory(self)
+        self.execution = GraphExecution(self, mode)
 
-    def memory(self) -> MemoryFigures:
-        return MemoryFigures(self._memory_bytes, self._memory_bytes - self.held)
+
+class GraphMemory(CpuMemory):
+    """Memory that captures alone take."""
+
+    def __init__(self, device: GraphDevice) -> None:
+        super().__init__(torch.device("cpu"))
+        self._device = device
+
+    def figures(self) -> MemoryFigures:
+        total = self._device.memory_bytes
+        return MemoryFigures(total, total - self._device.held)
 
     def measure(self, work: Callable[[], object]) -> MemoryUse:
-        before = self.held
-        self.peak = 0
+        device = self._device
+        before, device.peak = device.held, 0
         work()
-        return MemoryUse(kept=self.held - before, peak=self.peak)
+        return MemoryUse(kept=device.held - before, peak=device.peak)
+
+
+class GraphExecution(Execution):
+    """Captures onto tapes."""
+
+    def __init__(self, device: GraphDevice, mode: ExecutionMode) -> None:
+        super().__init__(mode)
+        self._device = device
 
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
-        if self.fails(tensors):
+        device = self._device
+        if device.fails(tensors):
             raise torch.OutOfMemoryError("no memory for this graph")
         replay = Replay(forward, tensors)
-        self.replays.append(replay)
-        self.held += self._cost(tensors)
+        device.replays.append(replay)
+        device.held += device.cost(tensors)
         return replay
 
     def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
-        if self.fails_eagerly(tensors):
+        device = self._device
+        if device.fails_eagerly(tensors):
             raise torch.OutOfMemoryError("no memory for this forward")
-        self.eager += 1
-        self.peak = max(self.peak, 100 * sum(tensor.numel() for tensor in tensors))
+        device.eager += 1
+        device.peak = max(device.peak, 100 * sum(tensor.numel() for tensor in tensors))
         return super().run_eagerly(forward, tensors)

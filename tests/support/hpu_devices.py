@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.engine.device import AttentionSettings, ExecutionMode, HpuSettings
 from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice
 from services.engine.device.hpu.bridge import load_bridge
-from services.engine.device.hpu.kernels import SWITCHES, parse_switches, probe_kernels
+from services.engine.device.hpu.fused import SWITCHES, parse_switches, probe_kernels
 
 PLAIN = ",".join(f"{name}=off" for name in SWITCHES)
 # Name: (switches, whether on a Gaudi 2, attention settings).

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.opening import open_model
 
@@ -21,7 +21,7 @@ def open_native(
     directory: Path, dtype: str = "float32", *, threads: int = 1, quantization: Quantization | None = None
 ) -> NativeDecoderModel:
     """The checkpoint, packed for the native kernels."""
-    device = CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization))
+    device = CpuDevice(threads, settings=CpuSettings(KernelChoice.NATIVE, quantization))
     model = open_model(directory, device, dtype=dtype, max_model_len=256, backend="decoder")
     if not isinstance(model, NativeDecoderModel):
         raise AssertionError(f"not native: {model.backend}")

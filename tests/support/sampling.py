@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ from services.engine.sampling import (
 from services.engine.sampling.sampler import adjust
 
 CPU = CpuDevice(1)
+
+
+def without_float64() -> CpuDevice:
+    """A CPU that adds up in float32, as an HPU has to."""
+    device = CpuDevice(1)
+    device.capabilities = replace(device.capabilities, wide_dtype=torch.float32)
+    return device
 
 
 def row(

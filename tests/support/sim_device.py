@@ -36,7 +36,9 @@ class Misdeeds:
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Looks at each forward from now on: at its recipe in lazy mode, and at its arguments."""
-        patch.setattr(self.device, "run_eagerly", partial(self._run, self.device.run_eagerly))
+        patch.setattr(
+            self.device.execution, "run_eagerly", partial(self._run, self.device.execution.run_eagerly)
+        )
 
     def _counters(self) -> dict[str, int]:
         counters = sim.card().counters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,11 +25,9 @@ MISSING = ("searchsorted", "view.dtype", "index_reduce", "histc", "bincount")
 class StaticCpu(CpuDevice):
     """A CPU to which each new shape is a compilation; without float64 if told so."""
 
-    static_shapes = True
-
     def __init__(self, *, wide: torch.dtype = torch.float64) -> None:
         super().__init__(1)
-        self.wide_dtype = wide
+        self.capabilities = replace(self.capabilities, static_shapes=True, wide_dtype=wide)
 
 
 STATIC_CPU = StaticCpu()
@@ -69,8 +68,8 @@ class StaticSampler:
     def __init__(self, rows: int, vocab: int, device: Device = STATIC_CPU) -> None:
         self.graphs = Graphs(device, block_size=8)
         self.buffers = allocate(device, StaticSizes(rows, 1, 1, 1), vocab, vocab, torch.float32)
-        self.hidden = device.zeros((rows + 1, vocab), torch.float32)
-        self.last_tokens = device.zeros((rows + 4,), torch.int64)
+        self.hidden = device.memory.zeros((rows + 1, vocab), torch.float32)
+        self.last_tokens = device.memory.zeros((rows + 4,), torch.int64)
         self.program = StaticProgram(device, vocab, (rows,), 1, 1)
         # A hidden state is its own logits.
         self._stages = Stages(lambda hidden: hidden, self.hidden, self.last_tokens, self.buffers, device)
@@ -100,9 +99,9 @@ class StaticSampler:
         """Samples the first rows of logits [R, V], and checks that the tokens are kept."""
         hidden = torch.zeros(self._rows + 1, self._vocab)
         hidden[: logits.shape[0]] = logits
-        self.hidden.copy_(self._device.to_device(hidden))
+        self.hidden.copy_(self._device.memory.to_device(hidden))
         tokens = torch.tensor([*last_tokens, *[0] * (self._rows + 4 - len(last_tokens))])
-        self.last_tokens.copy_(self._device.to_device(tokens))
+        self.last_tokens.copy_(self._device.memory.to_device(tokens))
         found = self.program.sampling(rows, [self._rows + 3] * len(rows), masked=masks is not None)
         calls = (
             *found.scores,
@@ -112,7 +111,7 @@ class StaticSampler:
         with self.watch:
             for call in (*calls, self.program.result(1, self.buffers.harmless)):
                 self._run(call)
-        _, packed = self.buffers.unpack(self._device.to_host(self.buffers.results[0]))
+        _, packed = self.buffers.unpack(self._device.stream.to_host(self.buffers.results[0]))
         return unpack(packed, rows)
 
 

@@ -108,7 +108,7 @@ def main(release: str, model: str | None = None, mode: str = "graph") -> None:
     options = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 32, "max_prefill_batch": 1}
     device = {"device": "sim", "block_size": 128, "kv_cache_gib": 0.01, "warmup": "full"}
     core = LocalCore(tiny_options(Path(model), **options, **device, enforce_eager=mode in ("eager", "lazy")))
-    assert core.engine.device.mode.value == mode
+    assert core.engine.device.execution.mode.value == mode
     key = core.submit(PROMPT, max_tokens=4)
     core.run()
     sys.stdout.write(" ".join(map(str, core.outputs[key].token_ids)) + "\n")

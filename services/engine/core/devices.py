@@ -15,7 +15,7 @@ from services.engine.device import (
     Device,
     ExecutionMode,
     HpuSettings,
-    Kernels,
+    KernelChoice,
     Quantization,
     RecipeCache,
     Softmax,
@@ -97,7 +97,7 @@ def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) ->
     packed = None if options.quantization == "none" else Quantization(options.quantization)
     cache = expanded(options.cache_dir) if options.cache_dir else None
     return CpuSettings(
-        Kernels(options.cpu_kernels),
+        KernelChoice(options.cpu_kernels),
         packed,
         cpus,
         cache,

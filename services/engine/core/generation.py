@@ -113,7 +113,7 @@ class GeneratingEngine:
     def close(self) -> None:
         """Wait for the device, complete the trace and the recording, keep compiled code."""
         self.handover.close()
-        self.device.close()
+        self.device.stream.close()
         self.grammars.close()
         self.recorder.idle()
         self.tracer.close()
@@ -309,7 +309,7 @@ class GenerationWork:
             to_warm=background.total if background else 0,
             prefill=PhaseLoad(prefill.tokens, prefill.padding_tokens, prefill.blocks, prefill.padding_blocks),
             decode=PhaseLoad(decode.tokens, decode.padding_tokens, decode.blocks, decode.padding_blocks),
-            device=self._device.counters(),
+            device=self._device.execution.counters(),
         )
 
     def _begin(self) -> LaunchedStep | None:
@@ -344,7 +344,7 @@ class GenerationWork:
         # It may have failed before it moved blocks, whose new places then hold KV of other sequences.
         sequences = list(dict.fromkeys((*step.plan.sequences(), *step.plan.moved)))
         log.error("a step failed", exc_info=error, sequences=len(sequences))
-        if self._device.out_of_memory(error):
+        if self._device.memory.out_of_memory(error):
             # The device works on, and other shapes may well fit.
             self._failed_steps = 0
             self._fail(sequences, _NO_MEMORY, CoreErrorCode.OVERLOADED)

@@ -164,7 +164,7 @@ class PoolingEngine:
 
     def close(self) -> None:
         """Wait for the device and complete the trace."""
-        self.device.close()
+        self.device.stream.close()
         self.tracer.close()
 
 
@@ -201,7 +201,7 @@ class PoolingWork:
         self._failed = 0
         self._tokens = 0
         self._padding = 0
-        self._seen_before = engine.device.shapes.first_seen
+        self._seen_before = engine.device.execution.shapes.first_seen
         self.steps = 0
         # A servicer that hears nothing for long takes its core for stalled.
         engine.embedder.watch(report)
@@ -272,11 +272,11 @@ class PoolingWork:
             pending_prefill_tokens=self._queue.tokens,
             steps=self.steps,
             graphs=GraphLoad(
-                first_seen=self._device.shapes.first_seen - self._seen_before,
+                first_seen=self._device.execution.shapes.first_seen - self._seen_before,
                 warm=engine.shapes_to_warm - len(engine.to_warm),
                 to_warm=engine.shapes_to_warm,
                 prefill=PhaseLoad(self._tokens, self._padding),
-                device=self._device.counters(),
+                device=self._device.execution.counters(),
             ),
         )
 
@@ -291,7 +291,7 @@ class PoolingWork:
         ids = [document.token_ids for document in batch.documents]
         seconds = [document.second_start for document in batch.documents]
         try:
-            with self._tracer.span("wait", self.steps), self._device.step(self.steps):
+            with self._tracer.span("wait", self.steps), self._device.execution.step(self.steps):
                 vectors = self._embedder.compute(batch.rows, batch.length, ids, seconds)
         except Exception as error:
             self._failed_batch(batch, error)
@@ -311,7 +311,7 @@ class PoolingWork:
             self._queue.alone(batch.documents)
             return
         (document,) = batch.documents
-        if self._device.out_of_memory(error):
+        if self._device.memory.out_of_memory(error):
             # The device works on, and shorter documents may well fit.
             self._fail(document, _NO_MEMORY, CoreErrorCode.OVERLOADED)
             return

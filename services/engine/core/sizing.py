@@ -135,7 +135,7 @@ def size_engine(
     """
     history = GraphHistory(cache, _history_key(options, block_size, device, model, model_limit))
     # Before anything is profiled: the numbers without activations. What does not fit now never will.
-    figures = device.memory()
+    figures = device.memory.figures()
     plan = partial(
         plan_memory,
         total=figures.total,
@@ -143,18 +143,20 @@ def size_engine(
         free=figures.free,
         utilization=options.gpu_memory_utilization,
         kv_bytes=None if options.kv_cache_gib is None else math.floor(options.kv_cache_gib * _GIB),
-        kv_limit=device.kv_limit,
+        kv_limit=device.capabilities.kv_limit,
         padding=model.kv_bytes_per_token() * block_size,
     )
     # More blocks than all sequences can use keep prefixes; a slice from the cache's start has no use for
     # them, and a CPU's memory is not the engine's alone.
-    spare = options.enable_prefix_caching and not options.contiguous_kv and device.kv_limit is None
+    spare = (
+        options.enable_prefix_caching and not options.contiguous_kv and device.capabilities.kv_limit is None
+    )
     divide = partial(_divide, options, block_size, model, model_limit, spare)
     rough, step = divide(plan(activations=0, reserve=GraphReserve())), step_limits(options, model)
     buckets = make_buckets(options, block_size, rough, step)
     activations = _activations(options, block_size, device, model, buckets, make_runner)
-    prior = GraphReserve(options.graph_reserved_mem if device.reserves_graphs else 0.0)
-    measured = history.read() if device.budgets_graphs else None
+    prior = GraphReserve(options.graph_reserved_mem if device.execution.reserves_graphs else 0.0)
+    measured = history.read() if device.execution.budgets_graphs else None
     try:
         memory = plan(activations=activations, reserve=GraphReserve(prior.share, measured))
         kv = divide(memory)
@@ -164,10 +166,10 @@ def size_engine(
         kv = divide(memory)
     block_bytes = model.kv_bytes_per_token() * block_size
     for line in memory_table(
-        memory, kv, block_bytes=block_bytes, activations_measured=device.measures_activations
+        memory, kv, block_bytes=block_bytes, activations_measured=device.capabilities.measures_activations
     ):
         log.info(line)
-    budget = memory.graphs if device.budgets_graphs else None
+    budget = memory.graphs if device.execution.budgets_graphs else None
     if kv != rough:
         buckets = make_buckets(options, block_size, kv, step)
     return Sizing(block_size, kv, step, buckets, memory, history, budget)
@@ -203,7 +205,7 @@ def _activations(
     """Bytes of the largest forwards: measured by running them on padding, or estimated."""
     prefill = _largest(Phase.PREFILL, buckets.prefill, block_size)
     decode = _largest(Phase.DECODE, buckets.decode, block_size)
-    if not device.measures_activations:
+    if not device.capabilities.measures_activations:
         figures = ModelFigures(
             hidden_size=model.hidden_size,
             vocab_size=model.vocab_size,
@@ -224,11 +226,11 @@ def _activations(
 
 
 def _profile(device: Device, runner: Runner, phase: Phase, key: Key) -> int:
-    free = device.memory().free
+    free = device.memory.figures().free
     try:
-        return device.measure(lambda: runner.dummy(phase, key)).peak
+        return device.memory.measure(lambda: runner.dummy(phase, key)).peak
     except Exception as error:
-        if not device.out_of_memory(error):
+        if not device.memory.out_of_memory(error):
             raise
         raise InsufficientMemory(
             f"the largest {name_of(phase, key)} does not fit the {free / _GIB:.2f} GiB that are free "
@@ -247,7 +249,7 @@ def _history_key(
     return history_key(
         torch=torch.__version__,
         device=device.name,
-        mode=device.mode.value,
+        mode=device.execution.mode.value,
         model=(options.model, model.weight_bytes(), [str(layer) for layer in model.layers]),
         dtype=str(model.dtype),
         limit=options.max_model_len or model_limit,

@@ -82,7 +82,7 @@ def open_engine(
     except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
     except Exception as error:
-        if device is None or not device.out_of_memory(error):
+        if device is None or not device.memory.out_of_memory(error):
             raise
         raise StartError(_memory_is_full(device, generates=generates)) from error
 
@@ -94,7 +94,7 @@ def _memory_is_full(device: Device, *, generates: bool) -> str:
             "max-num-batched-tokens, or choose a smaller model"
         )
     return (
-        f"the device's memory is full ({device.memory().free / _GIB:.2f} GiB are free) while "
+        f"the device's memory is full ({device.memory.figures().free / _GIB:.2f} GiB are free) while "
         "the engine starts: lower kv-cache-gib or gpu-memory-utilization, or choose a smaller model"
     )
 
@@ -114,11 +114,11 @@ class _Source:
         """Check that the weights fit, and show the progress of loading them."""
         check_weights_fit(self.directory, self.config, self.options.dtype, self.device)
         self.progress("loading weights", 0.3)
-        self.device.tell = lambda text: self.progress(text, 0.3)
+        self.device.notices.progress = lambda text: self.progress(text, 0.3)
 
     def profiler(self, tracer: StepTracer) -> Profiler:
         """Return the profiler of the steps that `tracer` traces."""
-        return Profiler(tracer, max_events=self.options.profile_max_events, device=self.device.profile)
+        return Profiler(tracer, max_events=self.options.profile_max_events, device=self.device.stream.profile)
 
 
 def _open_generating(source: _Source) -> GeneratingEngine:
@@ -128,7 +128,7 @@ def _open_generating(source: _Source) -> GeneratingEngine:
         log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
     limit = _context_limit(options, facts, source.config)
     recorder = ServingRecorder(expanded(options.record_lengths) if options.record_lengths else None)
-    device.adapt(source.config)
+    device.kernels.adapt(source.config)
     source.begin_loading()
     model = open_model(
         directory,
@@ -137,7 +137,7 @@ def _open_generating(source: _Source) -> GeneratingEngine:
         max_model_len=options.max_model_len,
         backend=options.model_backend,
     )
-    block_size = options.block_size or device.default_block_size
+    block_size = options.block_size or device.capabilities.block_size
     code = _open_code_cache(block_size, device, model, directory, cache)
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     grammars = open_grammars(options, directory, model.vocab_size, facts)
@@ -146,7 +146,7 @@ def _open_generating(source: _Source) -> GeneratingEngine:
     make_runner = _runner_maker(options, block_size, model, device, tracer)
     sizing = size_engine(options, block_size, device, model, limit, cache, make_runner)
     kv, buckets = sizing.kv, sizing.buckets
-    device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
+    device.execution.expect_shapes(len(buckets.prefill) + len(buckets.decode))
     kind = warm_up_kind(options, device)
     graphs = Graphs(device, block_size=block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
     runner = make_runner(kv.num_blocks, graphs, buckets)
@@ -169,7 +169,7 @@ def _open_generating(source: _Source) -> GeneratingEngine:
         recorder=recorder,
         max_beam_width=options.max_beam_width,
         async_stepping=options.async_stepping,
-        ready=_ready(options, model, facts, sizing, device.notes),
+        ready=_ready(options, model, facts, sizing, device.notices.notes),
         code=code,
         handover=open_handover(options, sizing, model, directory, source.config, scheduler, runner.copies),
         grammars=grammars,
@@ -191,7 +191,7 @@ def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
     dimensions = Dimensions()
     if task is Task.EMBED:
         dimensions = read_dimensions(source.config, options.embedding_dimensions, embedder.dim)
-    device.expect_shapes(len(embedder.shapes.all()))
+    device.execution.expect_shapes(len(embedder.shapes.all()))
     to_warm = _warm_up_pooling(warm_up_kind(options, device), embedder, device, source.progress)
     tracer = _open_tracer(options.trace_steps, options.profile_steps)
     return PoolingEngine(
@@ -205,7 +205,7 @@ def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
         ready=CoreReady(
             _pooling_facts(source, task, embedder, dimensions),
             _pooling_capacity(options, embedder),
-            notes=list(device.notes),
+            notes=list(device.notices.notes),
         ),
     )
 
@@ -220,7 +220,7 @@ def _warm_up_pooling(
         # What fails does so before a request comes: the longest document is the largest forward.
         now = [shapes[0], shapes[-1]]
         later = [shape for shape in shapes if shape not in now] if kind is WarmUpKind.BACKGROUND else []
-    with device.warming(embedder.modules):
+    with device.execution.warming(embedder.modules):
         for done, (rows, length) in enumerate(now):
             progress(f"warming up, {done} of {len(now)} shapes", 0.8 + 0.2 * done / len(now))
             embedder.rehearse(rows, length)
@@ -313,12 +313,12 @@ def _open_code_cache(
     block_size: int, device: Device, model: PagedModel, directory: Path, cache: Path
 ) -> CodeCache | None:
     """Compiles the model's layers where the mode says so, into a cache for the next start."""
-    if device.mode is ExecutionMode.COMPILE:
-        if device.regional_compilation:
-            model.compile_parts(norms_and_head=device.compiles_parts)
+    if device.execution.mode is ExecutionMode.COMPILE:
+        if device.execution.regional_compilation:
+            model.compile_parts(norms_and_head=device.execution.compiles_parts)
         else:
             model.compile_whole()
-    if not device.keeps_code:
+    if not device.execution.keeps_code:
         return None
     key = history_key(
         torch=torch.__version__,
@@ -334,7 +334,7 @@ def _open_code_cache(
         code.open()
     except OSError as error:
         raise StartError(f"compile cache {code.code} cannot be used: {error.strerror}") from None
-    device.keep_code(code.code)
+    device.execution.keep_code(code.code)
     return code
 
 

@@ -48,7 +48,11 @@ def warm_up_kind(options: EngineOptions, device: Device) -> WarmUpKind:
     """What the option says; by default FULL where there is something to capture or compile."""
     if options.warmup is not None:
         return WarmUpKind(options.warmup)
-    return WarmUpKind.FULL if device.mode.captures or device.static_shapes else WarmUpKind.SKIP
+    return (
+        WarmUpKind.FULL
+        if device.execution.mode.captures or device.capabilities.static_shapes
+        else WarmUpKind.SKIP
+    )
 
 
 def warm_up(
@@ -74,7 +78,7 @@ def warm_up(
                 "a larger --block-size or --warmup background starts sooner",
                 shapes=warm.total,
             )
-        with device.warming(runner.modules):
+        with device.execution.warming(runner.modules):
             warm.run(progress)
         _refuse_unusable(warm.report)
     else:
@@ -107,9 +111,9 @@ def _warm_up(
     eager += count_shapes(Phase.MOVE, runner.move_counts)
     if (copying := _COPIES.get(options.role)) is not None:
         eager += count_shapes(copying, (runner.copies.blocks,))
-    if not device.mode.captures:
+    if not device.execution.mode.captures:
         eager, prefill, rest = [*eager, *rest, *prefill], [], []
-    elif device.budgets_graphs:
+    elif device.execution.budgets_graphs:
         limit = options.max_capture_tokens or options.max_num_batched_tokens
         prefill, long = split_long(prefill, limit)
         eager += long
@@ -118,12 +122,12 @@ def _warm_up(
     )
 
     def keep(report: WarmUpReport) -> None:
-        if device.budgets_graphs:
+        if device.execution.budgets_graphs:
             sizing.history.write(report.graph_bytes + report.missing_bytes)
         if code is not None:
             code.seal()
 
-    return WarmUp(graphs, device, runner.dummy, schedule, eager, on_end=keep)
+    return WarmUp(graphs, device.memory, runner.dummy, schedule, eager, on_end=keep)
 
 
 def _refuse_unusable(report: WarmUpReport) -> None:

@@ -7,18 +7,23 @@ import importlib
 from services.engine.device.attention import HIDDEN, NO_FEATURES, AttentionFeatures
 from services.engine.device.base import (
     DTYPES,
+    Capabilities,
     Device,
     DeviceError,
+    Execution,
     ExecutionMode,
     Forward,
     HostCopy,
+    Kernels,
+    Memory,
     ShapeKey,
+    Stream,
     Submitted,
     execution_mode,
     failed,
     shape_key,
 )
-from services.engine.device.cpu import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.device.cuda import CudaDevice
 from services.engine.device.hpu import (
     AttentionSettings,
@@ -51,16 +56,20 @@ __all__ = [
     "NO_FEATURES",
     "AttentionFeatures",
     "AttentionSettings",
+    "Capabilities",
     "Chooser",
     "CpuDevice",
     "CpuSettings",
     "Device",
     "DeviceError",
+    "Execution",
     "ExecutionMode",
     "Forward",
     "HostCopy",
     "HpuSettings",
+    "KernelChoice",
     "Kernels",
+    "Memory",
     "MemoryFigures",
     "MemoryUse",
     "NativeDecoder",
@@ -77,6 +86,7 @@ __all__ = [
     "ShapeKey",
     "Softmax",
     "StepLog",
+    "Stream",
     "Submitted",
     "execution_mode",
     "failed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -17,7 +18,7 @@ class AttentionFeatures:
     softcap: scores become `softcap * tanh(scores / softcap)` before any mask or bias (Gemma 2).
     sinks [heads]: one more logit for each head, which takes part in the softmax and adds no value (gpt-oss).
     alibi [heads]: slopes; a score falls by the slope for each position between query and key. The caller of
-    a device has put it into the mask or bias.
+    a kernel has added it to the mask or bias.
     """
 
     softcap: float | None = None
@@ -26,6 +27,49 @@ class AttentionFeatures:
 
 
 NO_FEATURES = AttentionFeatures()
+
+
+class PrefillAttention(Protocol):
+    """Attention of a prefill bucket."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend: query [B, heads, Q, d], key [B, kv_heads, K, d], value [B, kv_heads, K, dv], dv <= d.
+
+        mask: bool [B, 1, Q, K], True where a query may look; or float32 [B, heads, Q, K] to be added to the
+        scores; or None for plain causal with K = Q. lengths: int64 [B], how many of a row's first queries are
+        its own, where the caller knows; results of the others are undefined. Returns [B, heads, Q, dv].
+        """
+
+
+class DecodeAttention(Protocol):
+    """Attention of a decode bucket of B rows over J cached blocks."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+    ) -> torch.Tensor:
+        """Attend: query [B, heads, d], caches [slots, kv_heads, d | dv] -> [B, heads, dv].
+
+        blocks [J] ids, or [0] for the caches' first J blocks as one slice; rows [J] the row that owns each
+        block, B for padding; bias float32 [J, 1 | heads, block_size] to be added to the scores, hugely
+        negative where a row may not look.
+        """
 
 
 # Scores held at once, in elements: longer contexts are done in slices of queries.
@@ -40,7 +84,7 @@ def explicit_prefill(
     scale: float,
     features: AttentionFeatures,
 ) -> torch.Tensor:
-    """Implements `Device.attend_prefill` with plain operations of static shape; all sums are in float32."""
+    """Implement `PrefillAttention` in plain operations of static shape; all sums are in float32."""
     batch, heads, count, _ = query.shape
     key, value = key.float(), value.float()
     if mask is None:
@@ -99,10 +143,10 @@ def flat_decode(
     scale: float,
     features: AttentionFeatures = NO_FEATURES,
 ) -> torch.Tensor:
-    """Implements `Device.attend_decode` with plain tensor operations of static shape.
+    """Implement `DecodeAttention` in plain operations of static shape.
 
     Scores are computed per block, then joined per row: the pivot of the softmax is the row's own maximum, so
-    a row's result owes nothing to its neighbours. Sums are kept in float32.
+    a row's result does not depend on its neighbours. Sums are kept in float32.
     """
     batch, heads, _ = query.shape
     count, _, block_size = bias.shape
@@ -158,14 +202,15 @@ def fused_prefill(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
-    features: AttentionFeatures,
+    features: AttentionFeatures = NO_FEATURES,
+    lengths: torch.Tensor | None = None,
     *,
     groups_masked: bool,
 ) -> torch.Tensor:
-    """Implements `Device.attend_prefill`.
+    """Implement `PrefillAttention` with torch's fused kernel; `lengths` are not needed.
 
-    groups_masked: whether the device's kernel that takes masks knows grouped heads. Else keys and values are
-    repeated for it, since what torch uses in its place keeps all scores.
+    groups_masked: whether the device's kernel for masks takes grouped heads. Else keys and values are
+    repeated, since torch's replacement of such a kernel keeps all scores.
     """
     special = features.softcap is not None or features.sinks is not None
     if special or (mask is not None and mask.dtype is not torch.bool):

@@ -1,4 +1,4 @@
-"""The interface of a device. This package is the only place of the engine that names a vendor."""
+"""The interface of a device: kernels, memory, execution and a stream. This package alone names vendors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,14 +15,28 @@ import torch
 from torch import nn
 
 from catenary.telemetry import get_logger
-from services.engine.device.attention import NO_FEATURES, AttentionFeatures
+from services.engine.device.attention import DecodeAttention, PrefillAttention
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 
+log = get_logger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Result_co = TypeVar("Result_co", covariant=True)
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Forward = Callable[..., Any]
+"""A function of the tensors of one static shape. It returns a tensor, several or none, and may run twice."""
+
+
+class DeviceError(Exception):
+    """The device cannot do what was asked of it. One readable line."""
+
 
 class ExecutionMode(Enum):
-    """The four modes of Gaudi users; the other devices know the ones that make sense there.
+    """The four modes of Gaudi users; other devices have those that make sense there.
 
     GRAPH: each bucket is recorded once and replayed. COMPILE: a compiler makes code for each bucket. LAZY:
     the device collects operations until a result is needed (Gaudi alone). EAGER: one kernel after the other.
@@ -41,7 +56,7 @@ class ExecutionMode(Enum):
 def execution_mode(
     device: str, *, compiled: bool, enforce_eager: bool, lazy: str | None = None
 ) -> ExecutionMode:
-    """The mode that follows from the options `compile` and `enforce_eager`; `lazy` is PT_HPU_LAZY_MODE.
+    """Return the mode that follows from the options `compile` and `enforce_eager`, and PT_HPU_LAZY_MODE.
 
     Only an HPU, real or simulated, reads `lazy`, with the meaning that Habana's bridge gives it: "0" (and
     absent) or "1". Raises ValueError for contradictions.
@@ -70,7 +85,7 @@ ShapeKey = tuple[str, Hashable, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 
 
 def shape_key(phase: str, tensors: Sequence[torch.Tensor], name: Hashable = None) -> ShapeKey:
-    """What makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs.
+    """Return what makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs.
 
     `name` is that of the static shape: inputs of several may lie in tensors of one length.
     """
@@ -78,17 +93,17 @@ def shape_key(phase: str, tensors: Sequence[torch.Tensor], name: Hashable = None
 
 
 class ShapeCounter:
-    """Remembers which forwards were already made, by the real shapes and dtypes of their inputs."""
+    """The forwards that a device has met, by the shapes and dtypes of their inputs."""
 
     def __init__(self) -> None:
         self._seen: set[ShapeKey] = set()
 
     def note(self, phase: str, tensors: Sequence[torch.Tensor]) -> bool:
-        """Records one forward's inputs; True if this device meets their shapes for the first time."""
+        """Record one forward's inputs; True if their shapes are new."""
         return self.note_key(shape_key(phase, tensors))
 
     def note_key(self, key: ShapeKey) -> bool:
-        """The same for a key that `shape_key` made."""
+        """Record a key that `shape_key` made; True if it is new."""
         if key in self._seen:
             return False
         self._seen.add(key)
@@ -96,19 +111,15 @@ class ShapeCounter:
 
     @property
     def first_seen(self) -> int:
-        """How many different forwards this device has met."""
+        """Number of different forwards so far."""
         return len(self._seen)
-
-
-Result_co = TypeVar("Result_co", covariant=True)
-Result = TypeVar("Result")
 
 
 class Submitted(Protocol[Result_co]):
     """Work that was given to the device's stream."""
 
     def result(self) -> Result_co:
-        """What the work returned, once it was run or enqueued. Raises what it raised."""
+        """Return the work's result once it was run or enqueued. Raises what the work raised."""
         ...
 
 
@@ -116,7 +127,7 @@ class HostCopy(Protocol):
     """A copy to the host that was begun."""
 
     def wait(self) -> torch.Tensor:
-        """The tensor on the host, once all of it is there."""
+        """Wait until the copy is complete; return the host's tensor."""
         ...
 
 
@@ -127,12 +138,11 @@ class FinishedCopy:
         self._tensor = tensor
 
     def wait(self) -> torch.Tensor:
-        """The tensor."""
         return self._tensor
 
 
 def run_now(work: Callable[[], Result]) -> Submitted[Result]:
-    """Runs work in the calling thread; its error is kept for `result`, like that of a stream."""
+    """Run work in the calling thread; keep its error for `result`, like that of a stream."""
     future: Future[Result] = Future()
     try:
         future.set_result(work())
@@ -142,55 +152,22 @@ def run_now(work: Callable[[], Result]) -> Submitted[Result]:
 
 
 def failed(error: Exception) -> Submitted[Result]:
-    """Work that could not even be submitted."""
+    """Return work that could not even be submitted."""
     future: Future[Result] = Future()
     future.set_exception(error)
     return future
 
 
-log = get_logger(__name__)
+@dataclass(slots=True)
+class Notices:
+    """Messages of a device to the operator.
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    progress: gets one line about each slow part of loading a model. notes: what an operator could mend, such
+    as a slower way that was taken, and why; one line each.
+    """
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Forward = Callable[..., Any]
-"""Takes the tensors of one static shape, returns a tensor, several or none. Running it again with the same
-tensors changes nothing."""
-
-
-class DeviceError(Exception):
-    """The device cannot do what was asked of it. One readable line."""
-
-
-class Device(ABC):
-    """One accelerator, or the CPU, as the runner and the attention see it."""
-
-    name: str
-    torch_device: torch.device
-    # The widest float it computes in, for cumulative probabilities.
-    wide_dtype: torch.dtype
-    # Most bytes of KV that the device gives unless the operator names a size.
-    kv_limit: int | None = None
-    # Whether `measure` is exact and a large forward cheap, so that activations are measured at start.
-    measures_activations = True
-    # Whether each new shape costs a compilation, so that all of a step runs in few static shapes.
-    static_shapes = False
-    # Whether torch's grouped product runs on it, with the sorting that goes before.
-    groups_products = True
-    # The option that can be met by `native_decoder` or `native_linears` alone, as the operator wrote it.
-    needs_native: str | None = None
-    # Tokens of a KV block unless the operator names a size.
-    default_block_size = 32
-
-    def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
-        self.mode = mode
-        self.shapes = ShapeCounter()
-        # Copies to the host since the start: each one waits for the device.
-        self.host_copies = 0
-        # Told in words what takes long while a model is loaded.
-        self.tell: Callable[[str], None] = lambda _: None
-        # What an operator could mend: a slower way that was taken, and why. One line each.
-        self.notes: list[str] = []
+    progress: Callable[[str], None] = lambda _: None
+    notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         """Tell the operator, in the log and wherever the engine's status is shown."""
@@ -198,8 +175,21 @@ class Device(ABC):
             log.warning(text)
             self.notes.append(text)
 
+
+class Kernels(ABC):
+    """Operations of a model's layers, and the dtypes to run them in.
+
+    groups_products: whether torch's grouped matrix product runs here, with the sorting before it.
+    needs_native: the option, as the operator wrote it, that `native_decoder` or `native_linears` alone meets.
+    """
+
+    attend_prefill: PrefillAttention
+    attend_decode: DecodeAttention
+    groups_products = True
+    needs_native: str | None = None
+
     def adapt(self, config: Mapping[str, Any]) -> None:
-        """Told a model's config.json before the model is loaded, for rules that depend on the model.
+        """Follow rules that depend on the model, from its config.json, before the model is loaded.
 
         Raises DeviceError if an option contradicts them.
         """
@@ -207,73 +197,20 @@ class Device(ABC):
 
     @abstractmethod
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
-        """The dtype to compute in for `auto`, `float32`, `bfloat16` or `float16`. Raises DeviceError."""
+        """Return the dtype to compute in for `auto`, `float32`, `bfloat16`, `float16`. Raises DeviceError."""
 
     def native_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
-        """The same if `native_decoder` is to compute. Raises DeviceError."""
+        """Return the dtype to compute in if `native_decoder` does it. Raises DeviceError."""
         return self.choose_dtype(requested, checkpoint)
 
-    @abstractmethod
-    def memory(self) -> MemoryFigures:
-        """Memory figures as of now."""
-
-    @property
-    def budgets_graphs(self) -> bool:
-        """True if captures take device memory that has to be set aside."""
-        return self.mode is ExecutionMode.GRAPH
-
-    @property
-    def reserves_graphs(self) -> bool:
-        """True if what is captured or compiled takes device memory that KV must leave to it."""
-        return self.budgets_graphs
-
-    @abstractmethod
-    def measure(self, work: Callable[[], object]) -> MemoryUse:
-        """Runs `work`, waits for the device and tells what memory that took."""
-
-    @abstractmethod
-    def attend_prefill(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attention of a prefill bucket.
-
-        query [B, heads, Q, d]; key [B, kv_heads, K, d]; value [B, kv_heads, K, dv] with dv <= d. mask: bool
-        [B, 1, Q, K], True where a query may look; or float32 [B, heads, Q, K] to be added to the scores; or
-        None for plain causal with K = Q. lengths: int64 [B], how many of a row's first queries are its own,
-        where the caller knows; what comes out for the others may be anything. Returns [B, heads, Q, dv].
-        """
-
-    @abstractmethod
-    def attend_decode(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        bias: torch.Tensor,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-    ) -> torch.Tensor:
-        """Attention of a decode bucket of B rows over J cached blocks.
-
-        query [B, heads, d]; caches [slots, kv_heads, d | dv]; blocks [J] ids, or [0] for the caches' first J
-        blocks as one slice; rows [J] the row that owns each block, B for padding; bias float32
-        [J, 1 | heads, block_size] to be added to the scores, hugely negative where a row may not look.
-        Returns [B, heads, dv].
-        """
+    def weight_size(self, dtype: torch.dtype) -> float:
+        """Return the bytes of one weight of a linear layer that is loaded for computing in `dtype`."""
+        return dtype.itemsize
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False
     ) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) over the last dimension, in float32, times the weight; like x.
+        """Return x / sqrt(mean(x^2) + eps) over the last dimension, in float32, times the weight; like x.
 
         x [..., size], weight [size]. unit_offset: the scale is 1 + weight and applied in float32, before the
         result is rounded (gemma); otherwise rounding may come first (llama).
@@ -281,7 +218,7 @@ class Device(ABC):
         return rms_norm(x, weight, eps, unit_offset=unit_offset)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [T, heads, d]; cos, sin [T, 1, r]. The first r of d dimensions rotated, halves paired; like x."""
+        """Rotate the first r of d dimensions of x [T, heads, d], halves paired; cos, sin [T, 1, r]."""
         return rotate(x, cos, sin)
 
     def experts(
@@ -293,7 +230,7 @@ class Device(ABC):
         down: torch.Tensor,
         activation: str,
     ) -> torch.Tensor:
-        """Gated MLPs of the experts that each token chose, summed by weight.
+        """Sum the gated MLPs of the experts that each token chose, by weight.
 
         x [T, hidden]; weights [T, k] and ids int64 [T, k] of the chosen experts; gate_up [experts, 2 * size,
         hidden], the gates first; down [experts, hidden, size]; activation: a name of `ACTIVATIONS`. Returns
@@ -301,32 +238,81 @@ class Device(ABC):
         """
         return sorted_experts(x, weights, ids, gate_up, down, activation)
 
-    def weight_size(self, dtype: torch.dtype) -> float:
-        """Bytes that a number of a linear layer's weight takes when it is loaded for computing in `dtype`."""
-        return dtype.itemsize
-
     def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
-        """Packs a decoder that the device computes by itself; None: it computes with the model's modules.
+        """Pack a decoder that the device computes by itself; None if it computes with the model's modules.
 
-        Asks for weights only if it packs them. None only if `needs_native` is: raises DeviceError otherwise.
+        Asks for weights only if it packs them. Raises DeviceError instead of None if `needs_native` is set.
         """
         return None
 
     def native_linears(self, dtype: torch.dtype) -> NativeLinears | None:
-        """What packs and computes the linear layers of a model that the device does not compute as a whole.
+        """Return the packer of linear layers of a model that the device does not compute as a whole.
 
-        None: torch is to compute them. None only if `needs_native` is: raises DeviceError otherwise.
+        None: torch computes them. Raises DeviceError instead of None if `needs_native` is set.
         """
         return None
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates a zeroed tensor for the life of the engine."""
-        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
+        """Return the rows that a rare and costly computation runs for; `needed` bool [N] marks who needs it.
+
+        All of them, by default: to learn which would be to wait for the device. A device that computes where
+        the decision is taken may return those alone, repeated up to a power of two. int64, empty for none.
+        """
+        return torch.arange(needed.shape[0], device=needed.device)
+
+
+class Memory(ABC):
+    """Memory of the device: its size, tensors that live as long as the engine, copies to the device."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
 
     @property
     def loading_device(self) -> torch.device:
         """Where weights are put while they are loaded; a finished model moves to `torch_device`."""
         return self.torch_device
+
+    @abstractmethod
+    def figures(self) -> MemoryFigures:
+        """Return total and free bytes as of now."""
+
+    @abstractmethod
+    def measure(self, work: Callable[[], object]) -> MemoryUse:
+        """Run `work`, wait for the device and return the bytes that it took."""
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Return True if the error means that no memory is left; the device goes on working then."""
+        return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate a zeroed tensor for the life of the engine, such as KV."""
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def host_buffer(self, count: int) -> torch.Tensor:
+        """Allocate host memory for `count` int64 that copies fast; it may be filled again and again."""
+        return torch.zeros(count, dtype=torch.int64)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to the device."""
+        return tensor.to(self.torch_device)
+
+
+class Execution:
+    """How forwards run: eagerly here; subclasses capture them, compile them or collect their operations."""
+
+    def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
+        self.mode = mode
+        self.shapes = ShapeCounter()
+
+    @property
+    def budgets_graphs(self) -> bool:
+        """True if captures take device memory that has to be set aside."""
+        return self.mode is ExecutionMode.GRAPH
+
+    @property
+    def reserves_graphs(self) -> bool:
+        """True if captured or compiled code takes device memory that KV must leave to it."""
+        return self.budgets_graphs
 
     @property
     def compiles_parts(self) -> bool:
@@ -338,119 +324,144 @@ class Device(ABC):
         """True if the parts of a compiled model are compiled apart, and not its forward as a whole."""
         return True
 
+    def compile(self, function: Function) -> Function:
+        """Compile a function that is called with static shapes; return it as it is in modes but COMPILE."""
+        return function
+
+    @property
+    def keeps_code(self) -> bool:
+        """True if compiled code can outlive the process, in the directory of `keep_code`."""
+        return False
+
+    def keep_code(self, directory: Path) -> None:
+        """Keep compiled code in this directory. Called before anything is compiled, if `keeps_code`."""
+        return
+
     def expect_shapes(self, count: int) -> None:
-        """Told how many buckets there will be, before the first one is compiled."""
+        """Prepare for so many buckets, before the first one is compiled."""
         return
 
     def warming(self, modules: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
-        """Put around a warm-up before serving. Every tensor of `zeros` may be zero again after it.
+        """Enclose a warm-up before serving. Every tensor of `Memory.zeros` may be zero again after it.
 
         modules: the model's. Raises DeviceError at the end if they keep results that were never computed.
         """
         return nullcontext()
 
-    def compile(self, function: Function) -> Function:
-        """Compiles a function that is called with static shapes; as it is in all modes but COMPILE."""
-        return function
-
-    @property
-    def keeps_code(self) -> bool:
-        """True if compiled code can outlive the process, where `keep_code` says."""
-        return False
-
-    def keep_code(self, directory: Path) -> None:
-        """Keeps compiled code in this directory. Called before anything is compiled, if `keeps_code`."""
-        raise DeviceError(f"device {self.name} keeps no compiled code")
-
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
-        """Makes a forward replayable for the shapes of `tensors`, which hold valid inputs.
+        """Make a forward replayable for the shapes of `tensors`, which hold valid inputs.
 
         The result is called with tensors of the same shapes; what it returns is valid until its next call. It
         reads the caches and buffers that `forward` closes over when it runs. May run `forward`. Raises
-        whatever that raises, and what `out_of_memory` knows if there is no room.
+        whatever that raises, and what `Memory.out_of_memory` knows if there is no room.
         """
         return forward
 
     def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
-        """Runs a forward without capturing or compiling anything."""
+        """Run a forward without capturing or compiling anything."""
         return forward(*tensors)
 
-    def out_of_memory(self, error: BaseException) -> bool:
-        """True if the error says that the device has no memory left; it goes on working then."""
-        return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    def flush(self) -> None:
+        """Hand over the operations that a lazy device has collected so far."""
+        return
+
+    def layer_done(self, index: int) -> None:
+        """Note that a model's layer, counted from 0, is complete: a lazy device may flush here."""
+        return
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Enclose the device's part of a step, in the thread that runs it."""
+        return nullcontext()
 
     def compilations(self) -> int:
-        """How often something was compiled or recompiled so far; 0 where nothing is."""
+        """Return how often something was compiled or recompiled so far; 0 where nothing is."""
         return 0
 
     def counters(self) -> dict[str, int]:
-        """What the device did since its start, as far as it can tell, for metrics.
+        """Return counts since the start for metrics, as far as the device knows them.
 
         Names: captures, replays, mark_steps, backend_compilations, graph_compilations, cpu_fallbacks.
         """
         return {}
 
-    def flush(self) -> None:
-        """Gives the device what a lazy one has collected so far; does nothing elsewhere."""
-        return
 
-    def layer_done(self, index: int) -> None:
-        """Told by a model after each of its layers, from 0: a lazy device ends a piece of its graph here."""
-        return
+class Stream(ABC):
+    """The device's queue of work, and copies back to the host in its order.
 
-    def step(self, number: int) -> AbstractContextManager[None]:
-        """Put around the device's part of a launched step, in the thread that runs it."""
-        return nullcontext()
+    host_copies: copies to the host since the start; each one waits for the device.
+    """
 
-    def profile(self) -> AbstractContextManager[list[dict[str, Any]]]:
-        """Records what the device does inside, with the device's own profiler.
-
-        Gives a list that holds events of Chrome's trace event format once it ends, in processes of their own,
-        at times of `time.perf_counter`. None here: a device without a profiler has nothing to tell.
-        """
-        return nullcontext([])
-
-    def small_work(self) -> AbstractContextManager[None]:
-        """Put around computations on few numbers, in the thread that runs them: threads that share them would
-        wait for one another longer than they compute."""
-        return nullcontext()
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Waits until the device has done all that was given to it. Not for work that runs on it."""
+    host_copies = 0
 
     def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
-        """Gives work to the device's stream; submitted work runs in order, one at a time.
+        """Queue work; submitted work runs in order, one at a time.
 
-        A device that has a queue of its own runs it here: it enqueues and returns.
+        A device that has a queue of its own runs `work` here, which enqueues kernels and returns.
         """
         return run_now(work)
 
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was given to it. Not for work that runs on the stream."""
+
     def close(self) -> None:
-        """Waits for submitted work. The device takes none afterwards."""
+        """Wait for submitted work. The stream takes none afterwards."""
         self.synchronize()
 
-    def host_buffer(self, count: int) -> torch.Tensor:
-        """Host memory for `count` int64 that the device reads well; it may be filled again and again."""
-        return torch.zeros(count, dtype=torch.int64)
-
-    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
-        """Which rows a rare and costly computation runs for, given the bool [N] rows that need it.
-
-        All of them, by default: to learn which would be to wait for the device. A device that computes where
-        the decision is taken may return those alone, repeated up to a power of two. int64, empty for none.
-        """
-        return torch.arange(needed.shape[0], device=needed.device)
-
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a host tensor to the device."""
-        return tensor.to(self.torch_device)
-
     def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
-        """Begins the copy of a tensor to the host, in the stream's order; `wait` is a step's one wait."""
+        """Begin the copy of a tensor to the host, in the stream's order; `wait` is a step's one wait."""
         self.host_copies += 1
         return FinishedCopy(tensor.cpu())
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor to the host and waits for it."""
+        """Copy a tensor to the host and wait for it."""
         return self.begin_to_host(tensor).wait()
+
+    def profile(self) -> AbstractContextManager[list[dict[str, Any]]]:
+        """Record the device's activities inside with its own profiler.
+
+        Gives a list that holds events of Chrome's trace event format once it ends, in processes of their own,
+        at times of `time.perf_counter`. Empty here: a device without a profiler.
+        """
+        return nullcontext([])
+
+    def small_work(self) -> AbstractContextManager[None]:
+        """Enclose computations on few numbers, in the thread that runs them.
+
+        Several threads would wait for one another longer than they compute.
+        """
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Facts about a kind of device.
+
+    wide_dtype: the widest float it computes in, for cumulative probabilities. static_shapes: each new shape
+    costs a compilation, so all of a step runs in few static shapes. kv_limit: most bytes of KV unless the
+    operator names a size. measures_activations: `Memory.measure` is exact and a large forward cheap, so that
+    activations are measured at start. block_size: tokens of a KV block unless the operator names a size.
+    """
+
+    wide_dtype: torch.dtype = torch.float64
+    static_shapes: bool = False
+    kv_limit: int | None = None
+    measures_activations: bool = True
+    block_size: int = 32
+
+
+@dataclass(slots=True)
+class Device:
+    """One accelerator, or the CPU. Users take the part that they need; a vendor makes each part."""
+
+    name: str
+    capabilities: Capabilities
+    kernels: Kernels
+    memory: Memory
+    execution: Execution
+    stream: Stream
+    notices: Notices = field(default_factory=Notices)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self.memory.torch_device

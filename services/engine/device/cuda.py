@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from services.engine.device.base import DTYPES, DeviceError, ExecutionMode, Forward, HostCopy
-from services.engine.device.inductor import InductorDevice, allow_many_shapes
+from services.engine.device.attention import flat_decode, fused_prefill
+from services.engine.device.base import (
+    DTYPES,
+    Capabilities,
+    Device,
+    DeviceError,
+    Execution,
+    ExecutionMode,
+    Forward,
+    HostCopy,
+    Kernels,
+    Memory,
+    Stream,
+)
+from services.engine.device.inductor import InductorExecution, allow_many_shapes
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.profiling import Event, torch_activities
 
@@ -25,7 +39,6 @@ class PinnedCopy:
         self._done.record()
 
     def wait(self) -> torch.Tensor:
-        """The tensor on the host, once all of it is there."""
         self._done.synchronize()
         return self._host
 
@@ -34,16 +47,16 @@ class PinnedCopy:
 _RUNS_BEFORE_CAPTURE = 2
 
 
-class CudaGraphs:
-    """Captures forwards. One graph runs at a time, so their intermediate results share memory."""
+class GraphExecution(Execution):
+    """CUDA graphs, or eager forwards. One graph runs at a time, so that they share memory."""
 
-    def __init__(self) -> None:
-        self.captures = 0
-        self.replays = 0
+    def __init__(self, mode: ExecutionMode) -> None:
+        super().__init__(mode)
+        self._captures = 0
+        self._replays = 0
         self._pool: Any = None
 
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
-        """Implements `Device.capture`."""
         inputs = [tensor.clone() for tensor in tensors]
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -57,33 +70,36 @@ class CudaGraphs:
             outputs = forward(*inputs)
         if self._pool is None:
             self._pool = graph.pool()
-        self.captures += 1
+        self._captures += 1
 
         def replay(*given: torch.Tensor) -> Any:
             for held, tensor in zip(inputs, given, strict=True):
                 held.copy_(tensor, non_blocking=True)
             graph.replay()
-            self.replays += 1
+            self._replays += 1
             # Held by this closure, so that no later capture takes their memory.
             return outputs
 
         return replay
 
+    def counters(self) -> dict[str, int]:
+        return {"captures": self._captures, "replays": self._replays}
 
-class CudaDevice(InductorDevice):
-    """One GPU, the first that CUDA_VISIBLE_DEVICES shows. Work is enqueued on its current stream."""
 
-    name = "cuda"
-    wide_dtype = torch.float64
-    groups_masked = False
+class CompiledExecution(InductorExecution):
+    """torch's compiler. No graph is captured: the counts of graphs stay zero."""
 
-    def __init__(self, mode: ExecutionMode = ExecutionMode.GRAPH) -> None:
-        super().__init__(mode)
-        _check_available()
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self._graphs = CudaGraphs()
-        if mode is ExecutionMode.COMPILE:
-            allow_many_shapes()
+    def counters(self) -> dict[str, int]:
+        return {"captures": 0, "replays": 0, "backend_compilations": self.compilations()}
+
+
+class CudaKernels(Kernels):
+    """torch's CUDA kernels."""
+
+    attend_decode = staticmethod(flat_decode)
+
+    def __init__(self) -> None:
+        self.attend_prefill = partial(fused_prefill, groups_masked=False)
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":
@@ -94,44 +110,33 @@ class CudaDevice(InductorDevice):
             raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
         return DTYPES[requested]
 
-    def memory(self) -> MemoryFigures:
+
+class CudaMemory(Memory):
+    """The GPU's memory, and pinned memory of the host."""
+
+    def figures(self) -> MemoryFigures:
         free, total = torch.cuda.mem_get_info(self.torch_device)
-        # What the allocator keeps for later is free to this process.
+        # Memory that torch's allocator keeps for later is free to this process.
         kept = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return MemoryFigures(total=total, free=free + kept)
 
     def measure(self, work: Callable[[], object]) -> MemoryUse:
-        # A graph's memory stays reserved for its pool although no tensor holds it, so what is kept is told
-        # by what the allocator cannot give back.
+        # A graph's memory stays reserved for its pool although no tensor holds it: `kept` is therefore the
+        # memory that the allocator cannot give back.
         self._settle()
         reserved = torch.cuda.memory_reserved(self.torch_device)
         allocated = torch.cuda.memory_allocated(self.torch_device)
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         work()
-        self.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         peak = torch.cuda.max_memory_allocated(self.torch_device) - allocated
         self._settle()
         kept = torch.cuda.memory_reserved(self.torch_device) - reserved
         return MemoryUse(kept=max(0, kept), peak=max(0, peak))
 
     def _settle(self) -> None:
-        self.synchronize()
-        torch.cuda.empty_cache()
-
-    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
-        return self._graphs.capture(forward, tensors) if self.mode is ExecutionMode.GRAPH else forward
-
-    def counters(self) -> dict[str, int]:
-        counts = {"captures": self._graphs.captures, "replays": self._graphs.replays}
-        if self.mode is ExecutionMode.COMPILE:
-            counts["backend_compilations"] = self.compilations()
-        return counts
-
-    def profile(self) -> AbstractContextManager[list[Event]]:
-        return torch_activities(self, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
-
-    def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
 
     def host_buffer(self, count: int) -> torch.Tensor:
         # Only pinned memory is copied while the host goes on.
@@ -140,9 +145,41 @@ class CudaDevice(InductorDevice):
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.torch_device, non_blocking=True)
 
+
+class CudaStream(Stream):
+    """The current CUDA stream of the calling thread."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self._torch_device = torch_device
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._torch_device)
+
     def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
         self.host_copies += 1
         return PinnedCopy(tensor)
+
+    def profile(self) -> AbstractContextManager[list[Event]]:
+        return torch_activities(self, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
+
+
+class CudaDevice(Device):
+    """One GPU, the first that CUDA_VISIBLE_DEVICES shows."""
+
+    def __init__(self, mode: ExecutionMode = ExecutionMode.GRAPH) -> None:
+        _check_available()
+        torch_device = torch.device("cuda", torch.cuda.current_device())
+        compiled = mode is ExecutionMode.COMPILE
+        if compiled:
+            allow_many_shapes()
+        super().__init__(
+            "cuda",
+            Capabilities(),
+            CudaKernels(),
+            CudaMemory(torch_device),
+            CompiledExecution(mode) if compiled else GraphExecution(mode),
+            CudaStream(torch_device),
+        )
 
 
 def _check_available() -> None:

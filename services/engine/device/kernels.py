@@ -1,4 +1,4 @@
-"""What models leave to their device beside attention, in torch's own operations: the defaults of `Device`."""
+"""Norms, rotations and experts in torch's own operations: the defaults of `Kernels`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TORCH_GROUPED_MM: Callable[..., torch.Tensor] | None = getattr(nn.functional, "
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool) -> torch.Tensor:
-    """Implements `Device.rms_norm`."""
+    """Implement `Kernels.rms_norm`."""
     if unit_offset:
         wide = torch_rms_norm(x.float(), weight.shape, eps=eps)
         return (wide * (1.0 + weight.float())).to(x.dtype)
@@ -31,7 +31,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: 
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Implements `Device.rotate`."""
+    """Implement `Kernels.rotate`."""
     rotated = cos.shape[-1]
     if rotated == x.shape[-1]:
         return _rotate_all(x, cos, sin)
@@ -97,7 +97,7 @@ def sorted_experts(
     down: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Implements `Device.experts`.
+    """Implement `Kernels.experts`.
 
     The T * k pairs are sorted by expert, so that an expert's rows lie together whatever their number: no
     shape depends on the choice, no expert has a capacity, and only chosen experts are computed.

@@ -1,4 +1,4 @@
-"""What torch's profiler sees, as events for a trace."""
+"""Activities that torch's profiler records, as events for a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch.profiler
 from torch.profiler import ProfilerActivity, record_function
 
-from services.engine.device.base import Device
+from services.engine.device.base import Stream
 
 Event = dict[str, Any]
 
@@ -27,8 +27,8 @@ _OWN_CATEGORY = "Trace"
 
 
 @contextmanager
-def torch_activities(device: Device, activities: Iterable[ProfilerActivity]) -> Iterator[list[Event]]:
-    """Profiles what runs on the device's stream inside; gives a list that is filled at the end.
+def torch_activities(stream: Stream, activities: Iterable[ProfilerActivity]) -> Iterator[list[Event]]:
+    """Profile the stream's work inside; yield a list that is filled at the end.
 
     Activities that this build of torch does not know are left out. Raises what the profiler raises.
     """
@@ -38,18 +38,18 @@ def torch_activities(device: Device, activities: Iterable[ProfilerActivity]) -> 
     profiler = torch_profiler.profile(activities=sorted(known, key=str))
     events: list[Event] = []
     # The profiler sees the thread that starts it.
-    mark = device.submit(lambda: _start(profiler)).result()
+    mark = stream.submit(lambda: _start(profiler)).result()
     try:
         yield events
     finally:
         # What was enqueued belongs to it.
-        device.synchronize()
-        trace = device.submit(lambda: _stop(profiler)).result()
+        stream.synchronize()
+        trace = stream.submit(lambda: _stop(profiler)).result()
         events.extend(shown_events(trace, mark))
 
 
 def _start(profiler: Any) -> float:
-    """Starts it; microseconds of our clock at its mark."""
+    """Start the profiler; return microseconds of our clock at its mark."""
     profiler.__enter__()
     # The first one takes a while to get going.
     for _ in range(2):
@@ -70,7 +70,7 @@ def _stop(profiler: Any) -> Sequence[Event]:
 
 
 def shown_events(trace: Sequence[Event], mark: float) -> Iterator[Event]:
-    """Activities of a trace of torch's, at times of our clock, in processes of their own.
+    """Yield the activities of a trace of torch's, at times of our clock, in processes of their own.
 
     `mark`: when the last event with the name of the mark began, in microseconds of our clock. Without one,
     nothing could be put in its place, and nothing is given.
@@ -113,6 +113,6 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what only torch's own viewer uses; `step` is ours."""
+    """Drop arguments that only torch's own viewer uses; `step` would clash with ours."""
     hidden = ("External id", "Record function id", "Ev Idx", "Sequence number", "Fwd thread id", "step")
     return {name: value for name, value in args.items() if name not in hidden}

@@ -144,7 +144,8 @@ class Graphs:
     def __init__(
         self, device: Device, *, block_size: int, on_demand: bool = True, tracer: StepTracer | None = None
     ) -> None:
-        self._device = device
+        self._execution = device.execution
+        self._memory = device.memory
         self._tracer = tracer or StepTracer()
         self._block_size = block_size
         self._on_demand = on_demand
@@ -163,7 +164,7 @@ class Graphs:
         """The bucket to run instead of `bucket`: itself if it is captured or runs eagerly anyway, else the
         captured one that covers it with the least work, else itself.
         """
-        if not self._device.mode.captures or bucket in self._captured[phase]:
+        if not self._execution.mode.captures or bucket in self._captured[phase]:
             return bucket
         if self._on_demand and (phase, bucket) not in self._refused:
             return bucket
@@ -195,7 +196,7 @@ class Graphs:
         Raises what the forward raises.
         """
         with self._tracer.span(phase.value) as span:
-            before = 0 if span is None else self._device.compilations()
+            before = 0 if span is None else self._execution.compilations()
             result, way = self._run(phase, key, forward, tensors)
             if span is not None:
                 describe(
@@ -203,7 +204,7 @@ class Graphs:
                     key,
                     work,
                     way=way,
-                    compilations=self._device.compilations() - before,
+                    compilations=self._execution.compilations() - before,
                     warming=self._warming == (phase, key),
                 )
         return result
@@ -213,39 +214,39 @@ class Graphs:
     ) -> tuple[Any, str]:
         """The result, and the way to it."""
         shape = shape_key(phase.value, tensors, key)
-        compilations = self._device.compilations()
-        first = self._device.shapes.note_key(shape)
+        compilations = self._execution.compilations()
+        first = self._execution.shapes.note_key(shape)
         replay = self._replays.get(shape)
         if replay is not None:
             result, way = replay(*tensors), "replayed"
         elif self._captures((phase, key)):
             result = self._capture((phase, key), shape, forward, tensors)
-            made = "compiled" if self._device.mode is ExecutionMode.COMPILE else "captured"
+            made = "compiled" if self._execution.mode is ExecutionMode.COMPILE else "captured"
             way = made if shape in self._replays else "eager"
         else:
-            result, way = self._device.run_eagerly(forward, tensors), "eager"
+            result, way = self._execution.run_eagerly(forward, tensors), "eager"
         if self._serving and self._warming != (phase, key):
-            self._note(phase, key, first or self._device.compilations() > compilations)
+            self._note(phase, key, first or self._execution.compilations() > compilations)
         return result, way
 
     def _captures(self, slot: Slot) -> bool:
-        if not self._device.mode.captures or slot in self._refused:
+        if not self._execution.mode.captures or slot in self._refused:
             return False
         return self._on_demand or slot == self._capturing
 
     def _capture(self, slot: Slot, shape: ShapeKey, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
         phase, key = slot
         try:
-            replay = self._device.capture(forward, tensors)
+            replay = self._execution.capture(forward, tensors)
             result = replay(*tensors)
         except Exception as error:
-            if not self._device.out_of_memory(error):
+            if not self._memory.out_of_memory(error):
                 raise
             self._refused.add(slot)
             if slot == self._capturing:
                 raise
             log.warning("no memory left to capture a bucket: it runs eagerly", bucket=name_of(phase, key))
-            return self._device.run_eagerly(forward, tensors)
+            return self._execution.run_eagerly(forward, tensors)
         self._replays[shape] = replay
         self._captured[phase].add(key)
         self._chosen.clear()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from catenary.telemetry import get_logger
-from services.engine.device import Device
+from services.engine.device import Memory
 from services.engine.graphs.budget import CaptureSchedule, Shape
 from services.engine.graphs.graphs import Graphs, Key, Phase, name_of
 
@@ -54,7 +54,7 @@ class WarmUp:
     def __init__(
         self,
         graphs: Graphs,
-        device: Device,
+        memory: Memory,
         dummy: Dummy,
         schedule: CaptureSchedule,
         eager: Sequence[Shape],
@@ -62,7 +62,7 @@ class WarmUp:
         on_end: Callable[[WarmUpReport], None] = lambda _: None,
     ) -> None:
         self._graphs = graphs
-        self._device = device
+        self._memory = memory
         self._dummy = dummy
         self._schedule = schedule
         self._eager = list(eager)
@@ -108,9 +108,9 @@ class WarmUp:
                 self._dummy(shape.phase, shape.key)
 
         try:
-            use = self._device.measure(work)
+            use = self._memory.measure(work)
         except Exception as error:
-            if not self._device.out_of_memory(error):
+            if not self._memory.out_of_memory(error):
                 raise
             self._schedule.failed(shape)
             log.warning("no memory left to capture a bucket", bucket=name_of(shape.phase, shape.key))
@@ -125,7 +125,7 @@ class WarmUp:
             with self._graphs.warming(shape.phase, shape.key, capture=False):
                 self._dummy(shape.phase, shape.key)
         except Exception as error:
-            if not self._device.out_of_memory(error):
+            if not self._memory.out_of_memory(error):
                 raise
             self.report.unusable.append(shape)
             log.warning("no memory to run a bucket", bucket=name_of(shape.phase, shape.key))
@@ -135,7 +135,7 @@ class WarmUp:
 
     def _log(self, kind: str, shape: Shape) -> None:
         self.done = min(self.done + 1, self.total)
-        free = self._device.memory().free / _GIB
+        free = self._memory.figures().free / _GIB
         phase = _TITLES[shape.phase].lower()
         name = name_of(shape.phase, shape.key).split(" ", 1)[1]
         log.info(f"[Warmup][{kind}/{phase}][{self.done}/{self.total}] {name} free_mem:{free:.2f} GiB")

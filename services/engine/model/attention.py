@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device import HIDDEN, NO_FEATURES, AttentionFeatures, Device
+from services.engine.device import HIDDEN, NO_FEATURES, AttentionFeatures, Device, Kernels
 
 Window = int | None
 """How many positions a layer looks back, the current one included; None: all of them."""
@@ -128,17 +128,17 @@ class LayerSpec:
 
 @dataclass(slots=True)
 class LayerCache:
-    """A layer's KV on its device: key [slots, kv_heads, key_dim], value [slots, kv_heads, value_dim]."""
+    """A layer's KV, and the kernels that read it: key [slots, kv_heads, key_dim], value [..., value_dim]."""
 
-    device: Device
+    kernels: Kernels
     key: torch.Tensor
     value: torch.Tensor
 
     @classmethod
     def allocate(cls, device: Device, spec: LayerSpec, slots: int, dtype: torch.dtype) -> LayerCache:
-        """Caches of `slots` tokens, zeroed."""
-        key = device.zeros((slots, spec.kv_heads, spec.key_dim), dtype)
-        return cls(device, key, device.zeros((slots, spec.kv_heads, spec.value_dim), dtype))
+        """Allocate caches of `slots` tokens, zeroed."""
+        key = device.memory.zeros((slots, spec.kv_heads, spec.key_dim), dtype)
+        return cls(device.kernels, key, device.memory.zeros((slots, spec.kv_heads, spec.value_dim), dtype))
 
     def clear_blocks(self, blocks: torch.Tensor, block_size: int) -> None:
         """Zeroes blocks. blocks int64 [N] on the device; an id may come more than once."""
@@ -207,7 +207,7 @@ def attend(
     bias = inputs.biases[window].unsqueeze(1)
     if features.alibi is not None:
         bias = bias - _required(inputs.distances).unsqueeze(1) * features.alibi.float().unsqueeze(1)
-    return layer.device.attend_decode(
+    return layer.kernels.attend_decode(
         query, layer.key, layer.value, inputs.blocks, inputs.rows, bias, scale, features
     )
 
@@ -233,7 +233,7 @@ def _prefill(
     mask = inputs.masks[window]
     if features.alibi is not None:
         mask = _alibi_bias(mask, _required(inputs.distances), features.alibi)
-    out = layer.device.attend_prefill(query, key, value, mask, scale, features, inputs.lengths)
+    out = layer.kernels.attend_prefill(query, key, value, mask, scale, features, inputs.lengths)
     return out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
 
 

@@ -87,11 +87,11 @@ def check_weights_fit(
     with both numbers, DeviceError for a dtype that the device does not know.
     """
     stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."))
-    chosen = (device.native_dtype if native else device.choose_dtype)(dtype, stored)
-    packed = device.weight_size(chosen) if native else chosen.itemsize
+    chosen = (device.kernels.native_dtype if native else device.kernels.choose_dtype)(dtype, stored)
+    packed = device.kernels.weight_size(chosen) if native else chosen.itemsize
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     needed = size if stored is None else _needed(size // stored.itemsize, config, chosen, packed)
-    free = device.memory().free
+    free = device.memory.figures().free
     if needed > free:
         raise InsufficientMemory(
             f"the model's weights take {needed / _GIB:.2f} GiB in {str(chosen).removeprefix('torch.')} and "

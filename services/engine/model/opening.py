@@ -36,10 +36,8 @@ def open_model(
             if backend == "decoder":
                 raise
             log.info("transformers runs this model: our decoder does not know", what=unsupported.what)
-    if device.needs_native is not None:
-        raise ModelError(
-            f"{device.needs_native} is for models that our decoder runs, and transformers runs this one"
-        )
+    if needed := device.kernels.needs_native:
+        raise ModelError(f"{needed} is for models that our decoder runs, and transformers runs this one")
     # Only then: it imports all of transformers that runs models.
     from services.engine.model.transformers_backend import load_model  # noqa: PLC0415
 

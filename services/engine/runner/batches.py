@@ -92,7 +92,7 @@ class StagingBuffer:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._host = device.host_buffer(_FIRST_CAPACITY)
+        self._host = device.memory.host_buffer(_FIRST_CAPACITY)
         self._sections: list[tuple[int, int]] = []
 
     def lay_out(self, *lengths: int) -> tuple[Ints, ...]:
@@ -104,14 +104,14 @@ class StagingBuffer:
             end += -(-length // _ALIGNMENT) * _ALIGNMENT
         if end > self._host.numel():
             # What was sent from the old one keeps it alive.
-            self._host = self._device.host_buffer(1 << (end - 1).bit_length())
+            self._host = self._device.memory.host_buffer(1 << (end - 1).bit_length())
         array: Ints = self._host.numpy()
         return tuple(array[start : start + length] for start, length in self._sections)
 
     def send(self) -> Staged:
         """The sections on the device, after one copy."""
         start, length = self._sections[-1]
-        return Staged(self._device.to_device(self._host[: start + length]), tuple(self._sections))
+        return Staged(self._device.memory.to_device(self._host[: start + length]), tuple(self._sections))
 
 
 class StepStaging:

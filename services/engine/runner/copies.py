@@ -54,7 +54,7 @@ class BlockCopies:
             except Exception as error:
                 done(error)
 
-        self._device.submit(work)
+        self._device.stream.submit(work)
 
     def write(self, ids: Sequence[int], data: memoryview, done: WriteDone) -> None:
         """Copies bytes that `read` gave into as many blocks, `blocks` at most. `done` is told as there."""
@@ -67,13 +67,13 @@ class BlockCopies:
             else:
                 done(None)
 
-        self._device.submit(work)
+        self._device.stream.submit(work)
 
     def rehearse(self, phase: Phase) -> Submitted[None]:
         """The same on padding alone, for warm-up."""
         if phase is Phase.READ:
-            return self._device.submit(self._rehearse_read)
-        return self._device.submit(partial(self._write, (), memoryview(b"")))
+            return self._device.stream.submit(self._rehearse_read)
+        return self._device.stream.submit(partial(self._write, (), memoryview(b"")))
 
     def _rehearse_read(self) -> None:
         self._begin_read(()).wait()
@@ -81,7 +81,7 @@ class BlockCopies:
     @torch.inference_mode()
     def _begin_read(self, ids: Sequence[int]) -> HostCopy:
         numbers = self._graphs.run(Phase.READ, self.blocks, self._model.read_blocks, (self._ids(ids),))
-        return self._device.begin_to_host(numbers)
+        return self._device.stream.begin_to_host(numbers)
 
     @torch.inference_mode()
     def _write(self, ids: Sequence[int], data: memoryview) -> None:
@@ -91,14 +91,14 @@ class BlockCopies:
         if data:
             # numpy reads memory that may not be written, which shared memory may not.
             host.numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-        numbers = self._device.to_device(host.view(self._model.dtype).view(self.blocks, -1))
+        numbers = self._device.memory.to_device(host.view(self._model.dtype).view(self.blocks, -1))
         self._graphs.run(Phase.WRITE, self.blocks, self._model.write_blocks, (self._ids(ids), numbers))
-        self._device.flush()
+        self._device.execution.flush()
 
     def _ids(self, ids: Sequence[int]) -> torch.Tensor:
         padded = torch.full((self.blocks,), self._layout.padding_block, dtype=torch.int64)
         padded[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
-        return self._device.to_device(padded)
+        return self._device.memory.to_device(padded)
 
 
 def host_bytes(copy: HostCopy, count: int, block_bytes: int) -> memoryview:

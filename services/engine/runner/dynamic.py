@@ -163,7 +163,7 @@ class DynamicTail:
             return
         logits = tails.head(tails.phases.hidden[: last_rows.shape[0]])
         few = _FEW_DRAWN if inputs.plain is not None or inputs.filtered is not None else _FEW
-        with tails.device.small_work() if logits.numel() <= few else nullcontext():
+        with tails.device.stream.small_work() if logits.numel() <= few else nullcontext():
             batch = sample(logits, inputs, tails.phases.last_tokens, tails.device)
             tails.phases.keep_tokens(last_rows, batch.tokens)
         self._samples = batch.packed
@@ -196,8 +196,8 @@ class PackedCopy:
     ) -> None:
         self._shapes = [None if part is None else part.shape for part in parts]
         self._copy: HostCopy | None = None
-        if flat := [part.flatten().to(device.wide_dtype) for part in parts if part is not None]:
-            self._copy = device.begin_to_host(torch.cat(flat) if len(flat) > 1 else flat[0])
+        if flat := [part.flatten().to(device.capabilities.wide_dtype) for part in parts if part is not None]:
+            self._copy = device.stream.begin_to_host(torch.cat(flat) if len(flat) > 1 else flat[0])
         self._best = best
 
     def wait(self) -> StepParts:

@@ -78,8 +78,8 @@ class Phases:
         self.turns = StepTurns()
         self.chooser = model.chooser
         self.spare_row = max_rows
-        self.hidden = device.zeros((max_rows + 1, model.hidden_size), model.dtype)
-        self.last_tokens = device.zeros((max_rows + 1,), torch.int64)
+        self.hidden = device.memory.zeros((max_rows + 1, model.hidden_size), model.dtype)
+        self.last_tokens = device.memory.zeros((max_rows + 1,), torch.int64)
 
     def prefill(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """tensors: as `BatchBuilder.prefill` builds them.
@@ -186,8 +186,8 @@ class StepExecutor:
             turns.ended(step)
 
     def _whole(self, inputs: StepInputs, step: int) -> StepCopy:
-        with self._tracer.span("step", step) as span, self._device.step(step):
-            compilations = 0 if span is None else self._device.compilations()
+        with self._tracer.span("step", step) as span, self._device.execution.step(step):
+            compilations = 0 if span is None else self._device.execution.compilations()
             with self._tracer.span("forward"):
                 self.forward(inputs)
             if inputs.sampled:
@@ -197,7 +197,7 @@ class StepExecutor:
                 copy = inputs.tail.copy()
             if span is not None:
                 # A lazy device compiles when it is flushed, which may be in none of the forwards.
-                span.args["compilations"] = self._device.compilations() - compilations
+                span.args["compilations"] = self._device.execution.compilations() - compilations
         return copy
 
     @torch.inference_mode()
@@ -206,7 +206,11 @@ class StepExecutor:
         turns = self._phases.turns
         turns.begins(step)
         try:
-            with self._tracer.span("step", step), self._device.step(step), self._tracer.span("forward"):
+            with (
+                self._tracer.span("step", step),
+                self._device.execution.step(step),
+                self._tracer.span("forward"),
+            ):
                 self.forward(inputs)
         finally:
             # The rest waits for masks, and these for the step before.
@@ -217,7 +221,7 @@ class StepExecutor:
         """Computes the rest of a step whose forwards were submitted before. Raises what they raised."""
         try:
             begun.result()
-            with self._tracer.span("tail", step), self._device.step(step):
+            with self._tracer.span("tail", step), self._device.execution.step(step):
                 with self._tracer.span("sample"):
                     inputs.tail.sample()
                 with self._tracer.span("copy"):

@@ -204,7 +204,7 @@ class Runner:
 
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Items[Bucket], *, beams: bool) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
-        if not device.static_shapes:
+        if not device.capabilities.static_shapes:
             return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)
         if not prefill:
             raise ValueError("a device of static shapes has to know the prefill buckets beforehand")
@@ -240,7 +240,7 @@ class Runner:
             return
         # Made here, as a step's: a tensor made in inference mode is another kind to a compiler.
         inputs = self._dummy_inputs(phase, key)
-        self._device.submit(partial(self._executor.rehearse, inputs)).result()
+        self._device.stream.submit(partial(self._executor.rehearse, inputs)).result()
 
     def _dummy_inputs(self, phase: Phase, key: Key) -> StepInputs:
         staging, padding = StepStaging(self._device), self._layout.padding_block
@@ -282,10 +282,10 @@ class Runner:
                 inputs = self._prepare(plan, turn, masked)
             rows = inputs.sampled
             if masked:
-                begun = self._device.submit(partial(self._executor.begin, inputs, number))
+                begun = self._device.stream.submit(partial(self._executor.begin, inputs, number))
                 rest = partial(self._sample, inputs, number, begun, self._staging[turn].masks)
                 return LaunchedStep(number, plan, rows, wait, rest=rest)
-            work = self._device.submit(partial(self._executor.run, inputs, number))
+            work = self._device.stream.submit(partial(self._executor.run, inputs, number))
         except Exception as error:
             work = failed(error)
             turns.ended(number)
@@ -303,7 +303,7 @@ class Runner:
         try:
             if masks is not None:
                 inputs.tail.restrict(masks, buffer)
-            return self._device.submit(partial(self._executor.end, inputs, number, begun))
+            return self._device.stream.submit(partial(self._executor.end, inputs, number, begun))
         except Exception as error:
             self._phases.turns.ended(number)
             return failed(error)

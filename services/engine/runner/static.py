@@ -83,7 +83,7 @@ class StaticTails:
     def dummy(self, phase: Phase, count: int) -> StaticTail:
         if phase in (Phase.SCORE, Phase.RESULT):
             # What an earlier step reports may be on its way to the host still.
-            self.device.synchronize()
+            self.device.stream.synchronize()
         call = self._program.dummy(phase, count, self.buffers.harmless)
         return StaticTail(self, [], SamplingCalls(tokens=[call]))
 
@@ -135,8 +135,8 @@ class StaticTail:
             raise ValueError("a dummy has nothing to tell")
         tails.run([result])
         turn, buffers = result.key - 1, tails.buffers
-        results = tails.device.begin_to_host(buffers.results[turn])
-        prompts = tails.device.begin_to_host(buffers.prompts[turn]) if self._scores else None
+        results = tails.device.stream.begin_to_host(buffers.results[turn])
+        prompts = tails.device.stream.begin_to_host(buffers.prompts[turn]) if self._scores else None
         return StaticCopy(buffers, results, prompts, self._has_prefill, bool(self._sampling.tokens))
 
 

@@ -307,7 +307,7 @@ class Scaled:
 
 def draw_plain(scaled: Scaled, device: Device) -> torch.Tensor:
     """Draws int64 [D] from the whole distributions."""
-    return invert(scaled.all().exp_(), scaled.draws.uniform, device.wide_dtype, _SEARCH)
+    return invert(scaled.all().exp_(), scaled.draws.uniform, device.capabilities.wide_dtype, _SEARCH)
 
 
 def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Tensor:
@@ -317,13 +317,15 @@ def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Ten
     """
     chosen = scaled.all()
     tokens, sufficient = draw_candidates(
-        chosen, candidates(chosen), scaled.draws.uniform, filters, device.wide_dtype, _SEARCH
+        chosen, candidates(chosen), scaled.draws.uniform, filters, device.capabilities.wide_dtype, _SEARCH
     )
-    again = device.rows_to_redo(~sufficient)
+    again = device.kernels.rows_to_redo(~sufficient)
     if not again.shape[0]:
         return tokens
     uniform = scaled.draws.uniform.index_select(0, again)
-    redone = draw_wide(scaled.some(again), filters.select(again), uniform, device.wide_dtype, _SEARCH)
+    redone = draw_wide(
+        scaled.some(again), filters.select(again), uniform, device.capabilities.wide_dtype, _SEARCH
+    )
     known = tokens.index_select(0, again)
     return tokens.index_copy(0, again, torch.where(sufficient.index_select(0, again), known, redone))
 

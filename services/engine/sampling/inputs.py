@@ -53,12 +53,12 @@ class MaskBuffer:
         flat = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
         if self._used + flat.size > self._host.numel():
             # What was sent from the old one keeps it alive.
-            self._host = self._device.host_buffer(-(-2 * flat.size // 8)).view(torch.bool)
+            self._host = self._device.memory.host_buffer(-(-2 * flat.size // 8)).view(torch.bool)
             self._used = 0
         part = self._host[self._used : self._used + flat.size].view(flat.shape)
         part.numpy()[:] = flat
         self._used += flat.size
-        return self._device.to_device(part)
+        return self._device.memory.to_device(part)
 
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -313,7 +313,7 @@ def _draws(rows: list[RowParams], index: list[int], padded_rows: int, device: De
         every=index == list(range(padded_rows)),
         index=_ints(device, index),
         temperature=_floats(device, [rows[i].state.options.temperature for i in index], torch.float32),
-        uniform=device.to_device(torch.from_numpy(numbers).to(device.wide_dtype)),
+        uniform=device.memory.to_device(torch.from_numpy(numbers).to(device.capabilities.wide_dtype)),
     )
 
 
@@ -327,8 +327,8 @@ def _filtered(
     filters = Filters(
         top_k=_ints(device, top_k),
         exact=_send(device, np.array(exact)),
-        top_p=_floats(device, [one.top_p for one in options], device.wide_dtype),
-        min_p=_floats(device, [one.min_p for one in options], device.wide_dtype),
+        top_p=_floats(device, [one.top_p for one in options], device.capabilities.wide_dtype),
+        min_p=_floats(device, [one.min_p for one in options], device.capabilities.wide_dtype),
         any_top_k=any(top_k),
         any_exact=any(exact),
         any_top_p=any(one.top_p < 1 for one in options),
@@ -368,8 +368,8 @@ def _ints(device: Device, values: list[int]) -> torch.Tensor:
 
 
 def _floats(device: Device, values: list[float], dtype: torch.dtype) -> torch.Tensor:
-    return device.to_device(torch.from_numpy(np.array(values)).to(dtype))
+    return device.memory.to_device(torch.from_numpy(np.array(values)).to(dtype))
 
 
 def _send(device: Device, values: np.ndarray[Any, Any]) -> torch.Tensor:
-    return device.to_device(torch.from_numpy(np.ascontiguousarray(values)))
+    return device.memory.to_device(torch.from_numpy(np.ascontiguousarray(values)))

@@ -115,11 +115,13 @@ def logprob_columns(
     is in the batch.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
-    own = logprobs.gather(1, tokens.unsqueeze(1)).to(device.wide_dtype)
+    own = logprobs.gather(1, tokens.unsqueeze(1)).to(device.capabilities.wide_dtype)
     if not alternatives:
         return own
     values, ids = logprobs.topk(min(MAX_TOP_LOGPROBS, logits.shape[1]), dim=-1)
-    return torch.cat((own, ids.to(device.wide_dtype), values.to(device.wide_dtype)), dim=1)
+    return torch.cat(
+        (own, ids.to(device.capabilities.wide_dtype), values.to(device.capabilities.wide_dtype)), dim=1
+    )
 
 
 def beam_columns(scores: torch.Tensor, device: Device) -> torch.Tensor:
@@ -128,8 +130,8 @@ def beam_columns(scores: torch.Tensor, device: Device) -> torch.Tensor:
     The first column is that of the best token.
     """
     values, ids = scores.topk(min(MAX_TOP_LOGPROBS, scores.shape[1]), dim=-1)
-    columns = (values[:, :1], ids.to(device.wide_dtype), values)
-    return torch.cat([column.to(device.wide_dtype) for column in columns], dim=1)
+    columns = (values[:, :1], ids.to(device.capabilities.wide_dtype), values)
+    return torch.cat([column.to(device.capabilities.wide_dtype) for column in columns], dim=1)
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, top_n: int, device: Device) -> torch.Tensor:
@@ -208,7 +210,9 @@ def _pack(
     raw: torch.Tensor, tokens: torch.Tensor, status: torch.Tensor, inputs: SamplerInputs, device: Device
 ) -> torch.Tensor:
     """One float tensor makes one copy; ids below 2**24 are exact even in float32."""
-    head = torch.stack((tokens.to(device.wide_dtype), status.to(device.wide_dtype)), dim=1)
+    head = torch.stack(
+        (tokens.to(device.capabilities.wide_dtype), status.to(device.capabilities.wide_dtype)), dim=1
+    )
     if inputs.asked is None:
         return torch.cat((head, torch.zeros_like(head[:, :1])), dim=1)
     chosen = raw.index_select(0, inputs.asked)

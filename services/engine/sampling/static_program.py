@@ -434,10 +434,12 @@ class StaticProgram:
         return [part + part[:1] * (_least(counts, len(part)) - len(part)) for part in parts]
 
     def _send(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return self._device.to_device(torch.from_numpy(values))
+        return self._device.memory.to_device(torch.from_numpy(values))
 
     def _send_wide(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return self._device.to_device(torch.from_numpy(values).to(self._device.wide_dtype))
+        return self._device.memory.to_device(
+            torch.from_numpy(values).to(self._device.capabilities.wide_dtype)
+        )
 
 
 def _least(counts: tuple[int, ...], needed: int) -> int:

@@ -79,21 +79,21 @@ def allocate(
     device: Device, sizes: StaticSizes, vocab_size: int, hidden_size: int, dtype: torch.dtype
 ) -> StaticBuffers:
     """Zeroed buffers for a model whose hidden states are of `dtype`."""
-    rows, wide = sizes.rows + 1, device.wide_dtype
+    rows, wide = sizes.rows + 1, device.capabilities.wide_dtype
     width = PACKED_HEAD + 2 * min(MAX_TOP_LOGPROBS, vocab_size)
     slices = -(-sizes.prefill_tokens // sizes.slice_rows)
 
     def twice(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        return device.zeros(shape, wide), device.zeros(shape, wide)
+        return device.memory.zeros(shape, wide), device.memory.zeros(shape, wide)
 
     return StaticBuffers(
-        raw=device.zeros((rows, vocab_size), torch.float32),
-        scores=device.zeros((rows, vocab_size), torch.float32),
-        tokens=device.zeros((rows,), torch.int64),
-        head=device.zeros((rows, PACKED_HEAD - 1), wide),
-        columns=device.zeros((rows, width - PACKED_HEAD + 1), wide),
-        harmless=device.zeros((sizes.prefill_rows,), wide),
-        chunk=device.zeros((sizes.prefill_tokens, hidden_size), dtype),
+        raw=device.memory.zeros((rows, vocab_size), torch.float32),
+        scores=device.memory.zeros((rows, vocab_size), torch.float32),
+        tokens=device.memory.zeros((rows,), torch.int64),
+        head=device.memory.zeros((rows, PACKED_HEAD - 1), wide),
+        columns=device.memory.zeros((rows, width - PACKED_HEAD + 1), wide),
+        harmless=device.memory.zeros((sizes.prefill_rows,), wide),
+        chunk=device.memory.zeros((sizes.prefill_tokens, hidden_size), dtype),
         results=twice((sizes.prefill_rows + rows * width,)),
         prompts=twice((slices * sizes.slice_rows + 1, width - PACKED_HEAD + 1)),
     )
@@ -139,7 +139,9 @@ class Stages:
             Phase.SCORE: (self.score(0), self.score(1)),
             Phase.RESULT: (self.result(0), self.result(1)),
         }
-        self._forwards = {phase: tuple(map(device.compile, some)) for phase, some in forwards.items()}
+        self._forwards = {
+            phase: tuple(map(device.execution.compile, some)) for phase, some in forwards.items()
+        }
 
     def forward(self, phase: Phase, key: int) -> Forward:
         """The function of a static shape. `key` counts what it is for from 1, or tells the shape alone."""
@@ -220,7 +222,7 @@ class Stages:
         """index int64 [D]: rows; floats [2, D], wide: temperature, uniform. Draws from all tokens."""
         temperature, uniform = floats
         scaled = self._scaled(index, temperature)
-        drawn = invert(scaled.exp_(), uniform, self._device.wide_dtype, self._search)
+        drawn = invert(scaled.exp_(), uniform, self._device.capabilities.wide_dtype, self._search)
         self._buffers.tokens.index_copy_(0, index, drawn)
 
     def filter(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
@@ -239,7 +241,7 @@ class Stages:
         temperature, uniform, top_p, min_p = floats
         filters = Filters(top_k, exact == 1, top_p, min_p, any_top_k=True, any_exact=True, any_top_p=True)
         scaled = self._scaled(index, temperature)
-        wide = self._device.wide_dtype
+        wide = self._device.capabilities.wide_dtype
         # To ask which rows the candidates do not suffice for would be to wait: all are drawn both ways.
         best = candidates(scaled)
         tokens, sufficient = draw_candidates(scaled.clone(), best, uniform, filters, wide, self._search)
@@ -346,5 +348,5 @@ class Stages:
         rows = self._rows(tokens.shape[0])
         self._buffers.tokens.index_copy_(0, rows, tokens)
         self._last_tokens.index_copy_(0, last_rows, tokens)
-        head = torch.stack((tokens, status), dim=1).to(self._device.wide_dtype)
+        head = torch.stack((tokens, status), dim=1).to(self._device.capabilities.wide_dtype)
         self._buffers.head.index_copy_(0, rows, head)

@@ -159,7 +159,7 @@ def test_a_padded_row_has_one_token_of_its_own() -> None:
     device = open_choice("default")
     x = torch.randn(2, 2, 4, 8)
     there, lengths = x.to("hpu"), torch.tensor([4, 0]).to("hpu")
-    out = device.attend_prefill(there, there, there, None, 0.3, AttentionFeatures(), lengths).cpu()
+    out = device.kernels.attend_prefill(there, there, there, None, 0.3, AttentionFeatures(), lengths).cpu()
     torch.testing.assert_close(out[1, :, 0], x[1, :, 0])
 
 
@@ -177,7 +177,7 @@ def test_nothing_is_read_by_the_host_and_nothing_runs_on_it(choice: str) -> None
 
 
 def _counted(device: HpuDevice) -> tuple[int, int]:
-    return sim.card().counters.host_reads, device.counters()["cpu_fallbacks"]
+    return sim.card().counters.host_reads, device.execution.counters()["cpu_fallbacks"]
 
 
 def test_the_modes_of_softmax() -> None:
@@ -218,13 +218,13 @@ def _large_scores(offset: float) -> Sequences:
 def test_the_kernel_of_slices_gets_rows_that_follow_one_another(heads: Heads) -> None:
     """A slice of a longer row is a view with gaps: the plugin copies it before the kernel reads it."""
     device = open_choice("sliced")
-    kernel, calls = device.kernels.sliced_sdpa, []
+    kernel, calls = device.kernels.fused.sliced_sdpa, []
 
     def recorded(*arguments: Any) -> Any:
         calls.append([a.is_contiguous() for a in arguments if isinstance(a, torch.Tensor)])
         return kernel(*arguments)
 
-    device.kernels = replace(device.kernels, sliced_sdpa=recorded)
+    device.kernels.use(replace(device.kernels.fused, sliced_sdpa=recorded), device.kernels.settings)
     batch = Sequences([23, 23], heads, device)
     batch.prefill([0, 0], 7, 0, PLAIN, None)
     batch.prefill([7, 7], 16, 4, PLAIN, None)
@@ -239,7 +239,7 @@ def test_large_scores_keep_their_differences_in_float32(offset: float, largest: 
     errors: dict[str, float] = {}
     for family in ("llama", "qwen2"):
         batch = _large_scores(offset)
-        batch.device.adapt({"model_type": family})
+        batch.device.kernels.adapt({"model_type": family})
         for first in range(0, 700, 350):
             batch.prefill(
                 [min(first, length) for length in batch.lengths], 350, -(-first // 128), PLAIN, None
@@ -257,7 +257,7 @@ def test_large_scores_keep_their_differences_in_float32(offset: float, largest: 
 def test_scores_in_float32_cast_the_keys_that_a_decode_reads_and_no_values() -> None:
     """A cast costs five times the bytes of what is cast: neither values nor the rest of a cache are."""
     device = open_choice("default")
-    device.adapt({"model_type": "qwen2"})
+    device.kernels.adapt({"model_type": "qwen2"})
     batch = Sequences([40, 170], Heads(8, 2, 128, 128, block=128), device, torch.bfloat16)
     batch.prefill([0, 0], 170, 0, PLAIN, None)
     with Casts() as casts:
@@ -272,8 +272,8 @@ def test_scores_in_float32_cast_the_keys_that_a_decode_reads_and_no_values() -> 
 @pytest.mark.parametrize("starts", [[0, 0], [0, 128]])
 def test_prompts_of_the_family_have_a_softmax_in_float32(starts: list[int]) -> None:
     device = open_choice("default")
-    device.adapt({"model_type": "qwen2"})
-    assert softmax_mode(device.settings.attention, torch.bfloat16) == "fp32"
+    device.kernels.adapt({"model_type": "qwen2"})
+    assert softmax_mode(device.kernels.settings.attention, torch.bfloat16) == "fp32"
     batch = Sequences([40, 170], Heads(8, 2, 128, 128, block=128), device, torch.bfloat16)
     batch.prefill([0, 0], 170, 0, PLAIN, None)
     out = batch.prefill(starts, 170, 1, PLAIN, None)

@@ -88,7 +88,7 @@ def test_the_demo_model_answers_as_on_the_cpu(
     expected: list[list[int]],
 ) -> None:
     core = serve(mode)
-    warm = core.engine.device.compilations()
+    warm = core.engine.device.execution.compilations()
     assert answers(core, prompts) == expected
-    assert core.engine.device.compilations() == warm > 0
+    assert core.engine.device.execution.compilations() == warm > 0
     assert core.engine.graphs.first_seen == 0

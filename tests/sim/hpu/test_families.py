@@ -64,7 +64,7 @@ def _check(directory: Path, backend: str, choice: str) -> None:
     before = sim.card().counters.host_reads
     found = _logits(models[1])
     assert sim.card().counters.host_reads == before
-    assert models[1].device.counters()["cpu_fallbacks"] == 0
+    assert models[1].device.execution.counters()["cpu_fallbacks"] == 0
     for there, here in zip(found, expected, strict=True):
         torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from services.engine.device import NO_FEATURES as PLAIN
 from services.engine.device import CpuDevice, Device, DeviceError
 from services.engine.device.hpu import GAUDI2, GAUDI3
-from services.engine.device.hpu.kernels import SWITCHES, Kernels, for_model, parse_switches, probe_kernels
+from services.engine.device.hpu.fused import (
+    SWITCHES,
+    FusedKernels,
+    for_model,
+    parse_switches,
+    probe_kernels,
+)
 from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, Softmax
 from tests.sim.conftest import NewCard
 from tests.support.hpu_devices import CHOICES, open_choice
@@ -58,7 +64,7 @@ def test_norms(tokens: int, heads: int | None, size: int, unit_offset: bool, dty
     expected = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * scale
     for choice in ("default", "plain"):
         device = open_choice(choice)
-        out = device.rms_norm(x.to("hpu"), weight.to("hpu"), 1e-5, unit_offset=unit_offset).cpu()
+        out = device.kernels.rms_norm(x.to("hpu"), weight.to("hpu"), 1e-5, unit_offset=unit_offset).cpu()
         assert (out.dtype, out.shape) == (dtype, x.shape)
         torch.testing.assert_close(out.double(), expected, atol=DTYPES[dtype], rtol=DTYPES[dtype])
 
@@ -69,8 +75,8 @@ def test_a_small_weight_beside_one_is_not_rounded_away(choice: str) -> None:
     x = _randn(4, 8, dtype=torch.bfloat16)
     weight = torch.full((8,), 0.001, dtype=torch.bfloat16)
     arguments = (x.to("hpu"), weight.to("hpu"), 1e-6)
-    out = open_choice(choice).rms_norm(*arguments, unit_offset=True).cpu()
-    assert torch.equal(out, CpuDevice(1).rms_norm(x, weight, 1e-6, unit_offset=True))
+    out = open_choice(choice).kernels.rms_norm(*arguments, unit_offset=True).cpu()
+    assert torch.equal(out, CpuDevice(1).kernels.rms_norm(x, weight, 1e-6, unit_offset=True))
 
 
 @FEW
@@ -93,7 +99,7 @@ def test_rotations(tokens: int, heads: int, size: int, share: int, dtype: torch.
     turned = torch.complex(first, second) * turn
     expected = torch.cat((turned.real, turned.imag, x[..., rotated:].double()), dim=-1)
     for choice in ("default", "plain"):
-        out = open_choice(choice).rotate(x.to("hpu"), cos.to("hpu"), sin.to("hpu")).cpu()
+        out = open_choice(choice).kernels.rotate(x.to("hpu"), cos.to("hpu"), sin.to("hpu")).cpu()
         assert (out.dtype, out.shape) == (dtype, x.shape)
         torch.testing.assert_close(out.double(), expected, atol=DTYPES[dtype], rtol=DTYPES[dtype])
 
@@ -118,7 +124,7 @@ def test_experts(tokens: int, count: int, activation: str, rounded: bool, dtype:
     def computed(device: Device) -> torch.Tensor:
         to = device.torch_device
         a, b, c, d, e = (tensor.to(to) for tensor in tensors)
-        return device.experts(a, b, c, d, e, activation).cpu()
+        return device.kernels.experts(a, b, c, d, e, activation).cpu()
 
     expected = computed(CpuDevice(1))
     for choice in ("default", "plain"):
@@ -188,15 +194,17 @@ def test_a_layer_is_compiled_whole(choice: str) -> None:
     x, weights, ids = _randn(4, 8).to("hpu"), _randn(4, 2).to("hpu"), torch.tensor([[0, 2]] * 4).to("hpu")
 
     def rest() -> torch.Tensor:
-        turned = device.rotate(device.rms_norm(x, norm, 1e-5).view(4, 1, 8), turn, turn).view(4, 8)
-        return device.experts(turned, weights, ids, gates, down, "silu")
+        turned = device.kernels.rotate(device.kernels.rms_norm(x, norm, 1e-5).view(4, 1, 8), turn, turn).view(
+            4, 8
+        )
+        return device.kernels.experts(turned, weights, ids, gates, down, "silu")
 
     calm = rest().cpu()
-    prefill, decode = device.attend_prefill, device.attend_decode
+    prefill, decode = device.kernels.attend_prefill, device.kernels.attend_decode
     torch.compiler.reset()
     whole = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
-    device.attend_prefill = whole(prefill)  # type: ignore[method-assign]
-    device.attend_decode = whole(decode)  # type: ignore[method-assign]
+    device.kernels.attend_prefill = whole(prefill)
+    device.kernels.attend_decode = whole(decode)
     for found, plain in zip(
         (batch.prefill([0, 6], 8, 3, PLAIN, 5), batch.decode(PLAIN, 5)), expected, strict=True
     ):
@@ -205,7 +213,7 @@ def test_a_layer_is_compiled_whole(choice: str) -> None:
     torch.compiler.reset()
 
 
-BOTH = Kernels(block_softmax="a", block_softmax_adjustment="b", rms_norm="c")
+BOTH = FusedKernels(block_softmax="a", block_softmax_adjustment="b", rms_norm="c")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +259,6 @@ def test_the_adjustment_is_refused_for_a_family_that_it_rounds_too_much() -> Non
 )
 def test_a_device_takes_the_rules_of_its_model(model_type: str | None, softmax: Softmax) -> None:
     device = open_choice("default")
-    device.adapt({} if model_type is None else {"model_type": model_type})
-    assert device.settings.attention.softmax is softmax
-    assert (device.kernels.block_softmax_adjustment is None) is (softmax is Softmax.FP32)
+    device.kernels.adapt({} if model_type is None else {"model_type": model_type})
+    assert device.kernels.settings.attention.softmax is softmax
+    assert (device.kernels.fused.block_softmax_adjustment is None) is (softmax is Softmax.FP32)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache
-from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice, bridge, opening, properties_of
+from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice, bridge, open_card, properties_of
 from services.engine.device.hpu.bridge import Installed, check_versions, prepare_environment
-from services.engine.device.hpu.opening import Driver
+from services.engine.device.hpu.open_card import Driver
 from tests.support.sim_device import Host
 
 
@@ -35,8 +35,9 @@ def test_a_card_and_its_properties(host: Host, device: str, known: object) -> No
     opened = host.open(device=device, hbm_gib=2)
     assert isinstance(opened, HpuDevice)
     assert opened.properties is known
-    assert (opened.memory().total, opened.torch_device.type) == (2 * 2**30, "hpu")
-    assert (opened.wide_dtype, opened.default_block_size, opened.static_shapes) == (torch.float32, 128, True)
+    assert (opened.memory.figures().total, opened.torch_device.type) == (2 * 2**30, "hpu")
+    facts = opened.capabilities
+    assert (facts.wide_dtype, facts.block_size, facts.static_shapes) == (torch.float32, 128, True)
 
 
 def test_variants_of_a_card_and_cards_that_are_too_old() -> None:
@@ -162,13 +163,13 @@ def driver_files(root: Path, *, cards: int) -> Path:
 
 
 def test_no_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(opening, "Driver", lambda root: Driver(tmp_path / "nothing"))
+    monkeypatch.setattr(open_card, "Driver", lambda root: Driver(tmp_path / "nothing"))
     assert refusal(host, driver=0).startswith("there is no HPU: the driver habanalabs is not loaded; install")
     root = driver_files(tmp_path / "empty", cards=0)
-    monkeypatch.setattr(opening, "Driver", lambda _: Driver(root))
+    monkeypatch.setattr(open_card, "Driver", lambda _: Driver(root))
     assert "start the container with --runtime=habana" in refusal(host, driver=0)
     other = driver_files(tmp_path / "cards", cards=2)
-    monkeypatch.setattr(opening, "Driver", lambda _: Driver(other))
+    monkeypatch.setattr(open_card, "Driver", lambda _: Driver(other))
     expected = "Habana software 1.24.0 sees none of the 2 cards of driver 1.24.0-1a2b3c: use the image"
     assert refusal(host, driver=0).startswith(expected)
 
@@ -182,7 +183,7 @@ def test_a_busy_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (process / "fd").mkdir(parents=True)
         (process / "fd/5").symlink_to(target)
         (process / "comm").write_text(f"{name}\n")
-    monkeypatch.setattr(opening, "Driver", lambda _: Driver(root))
+    monkeypatch.setattr(open_card, "Driver", lambda _: Driver(root))
     text = refusal(host, modules=1)
     assert text.startswith(
         "every visible HPU is taken by another process, and none can be shared (synStatus=8"

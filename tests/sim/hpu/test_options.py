@@ -13,7 +13,7 @@ import torch
 from services.engine.config import EngineConfig
 from services.engine.core import devices
 from services.engine.device import ExecutionMode, HpuSettings, StepLog
-from services.engine.device.hpu import HpuDevice
+from services.engine.device.hpu.execution import HpuExecution
 from services.engine.graphs import Phase
 from tests.support.sim_device import EAGER, Host
 from tests.support.torch_engine import LocalCore, core_options, save_tiny_model, tiny_options
@@ -69,7 +69,7 @@ def test_layers_per_graph(start: Start, expected: list[list[int]]) -> None:
     for layers in (0, 1, 2):
         core = start(ExecutionMode.LAZY, layers_per_graph=layers)
         assert answers(core) == expected
-        flushes[layers] = core.engine.device.counters()["mark_steps"]
+        flushes[layers] = core.engine.device.execution.counters()["mark_steps"]
     # Two layers: two flushes more in each forward, or one.
     assert flushes[1] - flushes[0] == 2 * (flushes[2] - flushes[0]) > 0
 
@@ -77,12 +77,13 @@ def test_layers_per_graph(start: Start, expected: list[list[int]]) -> None:
 def test_compiling_in_parts_or_as_a_whole(start: Start, expected: list[list[int]]) -> None:
     parts = start(ExecutionMode.COMPILE, max_num_seqs=1)
     device = parts.engine.device
-    assert isinstance(device, HpuDevice)
+    execution = device.execution
+    assert isinstance(execution, HpuExecution)
     # The warm-up compiled without running: nothing of its garbage is left.
-    buffers = device._buffers.alive()
+    buffers = execution.buffers.alive()
     assert len(buffers) > 4
     assert not any(bool(buffer.any()) for buffer in buffers)
-    regions = device.counters()["backend_compilations"]
+    regions = device.execution.counters()["backend_compilations"]
     assert answers(parts) == expected
     whole = start(
         ExecutionMode.COMPILE,
@@ -92,7 +93,7 @@ def test_compiling_in_parts_or_as_a_whole(start: Start, expected: list[list[int]
         compile_only_warmup=False,
     )
     # The final norm had a region of its own for each number of tokens: 32 and 1.
-    assert regions - whole.engine.device.counters()["backend_compilations"] == 2
+    assert regions - whole.engine.device.execution.counters()["backend_compilations"] == 2
     assert answers(whole) == expected
 
 
@@ -101,7 +102,7 @@ def test_weights_that_are_loaded_to_the_host_first(
     start: Start, backend: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = start(ExecutionMode.LAZY, weights_load_device="cpu", model_backend=backend)
-    assert core.engine.device.loading_device == torch.device("cpu")
+    assert core.engine.device.memory.loading_device == torch.device("cpu")
     assert core.engine.model.backend == backend
     assert answers(core) == expected
 
@@ -117,18 +118,18 @@ def test_a_warm_up_beside_serving(start: Start, expected: list[list[int]]) -> No
     while background.turn(busy=False):
         pass
     assert background.done == background.total > before
-    warm = core.engine.device.compilations()
+    warm = core.engine.device.execution.compilations()
     assert answers(core) == expected
-    assert core.engine.device.compilations() == warm
+    assert core.engine.device.execution.compilations() == warm
 
 
 @pytest.mark.parametrize("mode", [ExecutionMode.GRAPH, ExecutionMode.COMPILE])
 def test_no_warm_up(start: Start, mode: ExecutionMode, expected: list[list[int]]) -> None:
     core = start(mode, warmup="skip", async_stepping=False)
     assert len(core.engine.graphs.captured(Phase.DECODE)) == 1
-    warm = core.engine.device.compilations()
+    warm = core.engine.device.execution.compilations()
     assert answers(core) == expected
-    assert core.engine.device.compilations() > warm
+    assert core.engine.device.execution.compilations() > warm
     assert core.engine.graphs.first_seen > 0
 
 
@@ -155,7 +156,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_of_hpus_say_so_on_other_devices() -> None:
     with structlog.testing.capture_logs() as logs:
-        devices.device_of(core_options(layers_per_graph=4)).close()
+        devices.device_of(core_options(layers_per_graph=4)).stream.close()
     assert logs == [
         {
             "event": "options that concern HPUs alone change nothing here",
@@ -184,7 +185,7 @@ def test_options_of_other_modes_say_so(host: Host, mode: ExecutionMode, idle: li
         compile_only_warmup=False,
     )
     with structlog.testing.capture_logs() as logs:
-        devices.device_of(options).close()
+        devices.device_of(options).stream.close()
     said = [line for line in logs if line["event"] == "options that change nothing in this execution mode"]
     assert [(line["options"], line["mode"]) for line in said] == [(idle, mode.value)]
 

@@ -116,15 +116,15 @@ def test_serves_as_the_cpu_and_compiles_nothing(
 ) -> None:
     core = start(mode, **WAYS[mode])
     assert isinstance(core.engine.device, HpuDevice)
-    assert core.engine.device.mode is mode
-    warm, before = compilations(), core.engine.device.counters()
+    assert core.engine.device.execution.mode is mode
+    warm, before = compilations(), core.engine.device.execution.counters()
     misdeeds = Misdeeds(core.engine.device)
     misdeeds.watch(monkeypatch)
     outputs = serve(core, requests)
     # No step waits for the device but for the tokens of the one before, whose copy was begun then.
     assert misdeeds.counted() == {"waits": 0, "blocking_uploads": 0, "open_uploads": 0, "fallbacks": 0}
     assert misdeeds.found == []
-    after = core.engine.device.counters()
+    after = core.engine.device.execution.counters()
     assert compilations() == warm
     assert core.engine.graphs.first_seen == 0
     for (_, options), output, wanted in zip(requests, outputs, expected, strict=True):

@@ -5,22 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from services.engine.device import CpuDevice, ExecutionMode, HpuSettings
+from services.engine.device import ExecutionMode, HpuSettings
 from services.engine.device.hpu import GAUDI3, HpuDevice
 from services.engine.device.hpu.bridge import load_bridge
-from services.engine.device.hpu.kernels import parse_switches, probe_kernels
+from services.engine.device.hpu.fused import parse_switches, probe_kernels
 from tests.sim.conftest import NewCard
-from tests.support.sampling import run
+from tests.support.sampling import run, without_float64
 from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_row
 from tests.support.static_sampling import StaticSampler
-
-
-class Narrow(CpuDevice):
-    """A CPU that adds up in float32, as an HPU has to."""
-
-    wide_dtype = torch.float32
 
 
 def open_mode(mode: ExecutionMode) -> HpuDevice:
@@ -37,7 +30,7 @@ def test_after_all_shapes_were_visited_nothing_is_compiled(
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1" if lazy else "0")
     new_card(lazy=lazy)
     device = open_mode(mode)
-    fresh = device.counters()
+    fresh = device.execution.counters()
     # A compiler takes its time for each shape.
     count = 1 if mode is ExecutionMode.COMPILE else 4
     sampler = StaticSampler(count, VOCAB, device)
@@ -46,15 +39,15 @@ def test_after_all_shapes_were_visited_nothing_is_compiled(
     # The test itself moves logits to the device, in a shape of its own.
     sampler.run(random_logits(rng, 1), [random_row(rng)], LAST_TOKENS)
     sampler.graphs.serve()
-    before = device.counters()
+    before = device.execution.counters()
     for _ in range(12):
         rows = [random_row(rng) for _ in range(rng.randint(1, count))]
         logits = random_logits(rng, count)
         found = sampler.run(logits, rows, LAST_TOKENS)
-        expected = run(logits, rows, last_tokens=LAST_TOKENS, device=Narrow(1))
+        expected = run(logits, rows, last_tokens=LAST_TOKENS, device=without_float64())
         assert [one.token_id for one in found] == [one.token_id for one in expected]
         assert found == expected
-    after = device.counters()
+    after = device.execution.counters()
     for name in ("graph_compilations", "backend_compilations", "captures", "cpu_fallbacks"):
         assert after.get(name) == before.get(name)
     assert sampler.graphs.first_seen == 0

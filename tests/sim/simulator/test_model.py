@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from services.engine.device import CpuDevice, CpuSettings, Device, Kernels
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Memory
+from services.engine.device.cpu.device import CpuMemory
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from tests.sim.conftest import NewCard
@@ -18,7 +19,7 @@ from tests.support.torch_engine import save_tiny_model
 
 BLOCK, BLOCKS, WIDTH = 8, 4, 12
 Forward = Callable[..., torch.Tensor]
-TORCH = CpuSettings(Kernels.TORCH)
+TORCH = CpuSettings(KernelChoice.TORCH)
 
 
 class OnCard(CpuDevice):
@@ -27,10 +28,12 @@ class OnCard(CpuDevice):
     def __init__(self) -> None:
         super().__init__(1, settings=TORCH)
         # Not before the simulator is installed: torch has a device of that name without it, too.
-        self.torch_device = torch.device("hpu")
+        self.memory = CardMemory(torch.device("hpu"))
 
+
+class CardMemory(CpuMemory):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return Device.zeros(self, shape, dtype)
+        return Memory.zeros(self, shape, dtype)
 
 
 @pytest.fixture(scope="module")

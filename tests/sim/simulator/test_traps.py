@@ -48,7 +48,7 @@ def staged(count: int, rows: int = 2) -> torch.Tensor:
 
 def test_a_bucket_is_captured_once_whatever_its_inputs_are(opened: Opener) -> None:
     device = opened(ExecutionMode.GRAPH)
-    cache = device.zeros((4,), torch.float32)
+    cache = device.memory.zeros((4,), torch.float32)
     runs = []
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_a_bucket_is_captured_once_whatever_its_inputs_are(opened: Opener) -> No
         cache.add_(x.sum())
         return x * 2
 
-    replay = device.capture(forward, [staged(0)])
+    replay = device.execution.capture(forward, [staged(0)])
     before = sim.card().counters.replays
     for count in range(1, 5):
         assert replay(staged(count)).tolist() == [4.0 * count, 4.0 * count + 2]
@@ -69,29 +69,29 @@ def test_a_bucket_is_captured_once_whatever_its_inputs_are(opened: Opener) -> No
 def test_a_replay_leaves_its_callers_tensors_alone(opened: Opener) -> None:
     device = opened(ExecutionMode.GRAPH)
     first = torch.ones(2).to("hpu")
-    replay = device.capture(lambda x: x + 1, [first])
+    replay = device.execution.capture(lambda x: x + 1, [first])
     assert replay(torch.full((2,), 5.0).to("hpu")).tolist() == [6.0, 6.0]
     assert first.tolist() == [1.0, 1.0]
 
 
 def test_buffers_that_a_graph_writes_stay_usable(opened: Opener) -> None:
     device = opened(ExecutionMode.GRAPH)
-    cache = device.zeros((4, 2), torch.float32)
+    cache = device.memory.zeros((4, 2), torch.float32)
 
     def forward(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(0, rows, x)
         return cache.index_select(0, rows)
 
     x, rows = torch.ones(1, 2).to("hpu"), torch.tensor([2]).to("hpu")
-    replay = device.capture(forward, [x, rows])
+    replay = device.execution.capture(forward, [x, rows])
     replay(x, rows)
     assert cache.sum().item() == 2.0
 
 
 def test_after_a_warm_up_that_only_compiled_the_kv_is_clear(opened: Opener) -> None:
     device = opened(ExecutionMode.COMPILE)
-    cache = device.zeros((4, 2), torch.float32)
-    with device.warming():
+    cache = device.memory.zeros((4, 2), torch.float32)
+    with device.execution.warming():
         cache.index_copy_(0, torch.tensor([1]).to("hpu"), torch.ones(1, 2).to("hpu"))
     assert cache.tolist() == [[0.0, 0.0]] * 4
 
@@ -138,15 +138,15 @@ def test_what_a_module_keeps_of_a_warm_up_that_only_compiled_is_refused(
     opened: Opener, keep: str, name: str | None
 ) -> None:
     device = opened(ExecutionMode.COMPILE)
-    x = device.to_device(torch.ones(3))
+    x = device.memory.to_device(torch.ones(3))
     with torch.inference_mode(False):
         model = nn.ModuleDict({"inner": Tables(keep)})
     # A cache is such a tensor too, but the device knows it and clears it.
-    model.cache = device.zeros((4, 2), torch.float32)
+    model.cache = device.memory.zeros((4, 2), torch.float32)
     refused = pytest.raises(
         DeviceError, match=f"the model keeps {name} of the warm-up.*--compile-only-warmup"
     )
-    with nullcontext() if name is None else refused, device.warming([model]):
+    with nullcontext() if name is None else refused, device.execution.warming([model]):
         model["inner"](x)
         model.cache.index_copy_(0, torch.tensor([1]).to("hpu"), torch.ones(1, 2).to("hpu"))
     assert model.cache.cpu().sum() == 0
@@ -155,16 +155,16 @@ def test_what_a_module_keeps_of_a_warm_up_that_only_compiled_is_refused(
 def test_a_warm_up_that_runs_may_leave_tables(opened: Opener) -> None:
     device = opened(ExecutionMode.EAGER)
     model = Tables("dict")
-    with device.warming([model]):
-        model(device.to_device(torch.ones(3)))
+    with device.execution.warming([model]):
+        model(device.memory.to_device(torch.ones(3)))
     assert model.tables[3].tolist() == [2, 2, 2]
 
 
 def test_every_bucket_is_compiled_beyond_dynamos_own_limit(opened: Opener) -> None:
     device = opened(ExecutionMode.COMPILE)
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
-        device.expect_shapes(12)
-        function = device.compile(lambda x: x * 2 + 1)
+        device.execution.expect_shapes(12)
+        function = device.execution.compile(lambda x: x * 2 + 1)
         for length in range(1, 13):
             function(torch.ones(length).to("hpu"))
     assert sim.card().counters.backend_compilations == 12
@@ -180,10 +180,10 @@ def test_a_lazy_forward_is_a_recipe_of_its_own_whatever_surrounds_it(opened: Ope
         for _ in range(before):
             y = y + 1
         for forward in forwards:
-            y = device.run_eagerly(forward, [y])
+            y = device.execution.run_eagerly(forward, [y])
         for _ in range(after):
             y = y - 1
-        device.flush()
+        device.execution.flush()
 
     # Each part alone.
     surround(0, 0, lambda given: given * 2)
@@ -198,9 +198,9 @@ def test_a_lazy_forward_is_a_recipe_of_its_own_whatever_surrounds_it(opened: Ope
 
 def test_what_is_sent_to_a_lazy_device_is_no_part_of_an_open_recipe(opened: Opener) -> None:
     device = opened(ExecutionMode.LAZY)
-    x = device.to_device(torch.ones(4)) + 1
-    device.to_device(torch.ones(4)).view(2, 2).add_(1)
-    device.to_device(torch.ones(2))
+    x = device.memory.to_device(torch.ones(4)) + 1
+    device.memory.to_device(torch.ones(4)).view(2, 2).add_(1)
+    device.memory.to_device(torch.ones(2))
     assert sim.card().counters.open_uploads == 0
     assert x.tolist() == [2, 2, 2, 2]
 
@@ -228,7 +228,7 @@ def test_sums_of_probabilities_fit_the_integers_of_the_device(opened: Opener) ->
 def test_the_largest_scores_are_found_on_the_device(opened: Opener) -> None:
     device = opened(ExecutionMode.EAGER)
     scores = torch.randn(2, 400)
-    values, ids = largest(device.to_device(scores), 3)
+    values, ids = largest(device.memory.to_device(scores), 3)
     expected = scores.topk(3)
     assert torch.equal(values.cpu(), expected.values)
     assert torch.equal(ids.cpu(), expected.indices)
@@ -248,7 +248,7 @@ def test_blocks_are_cleared_and_copied_in_a_graph(opened: Opener) -> None:
         return cleared
 
     numbers = [torch.tensor([number]).to("hpu") for number in (1, 2, 0, 3)]
-    device.capture(run, numbers)(*numbers)
+    device.execution.capture(run, numbers)(*numbers)
     kept = torch.arange(16.0, 24.0)
     copied = torch.cat((kept[:6], torch.zeros(2)))
     assert torch.equal(cache.key.cpu().flatten(), torch.cat((copied, torch.zeros(8), kept)))
@@ -266,11 +266,11 @@ def test_a_decode_can_be_captured_and_equals_the_cpus(opened: Opener) -> None:
 
     def attend(on: Device, *tensors: torch.Tensor) -> torch.Tensor:
         first, keys, values, ids, owners, biases = tensors
-        return on.attend_decode(first, keys, values, ids, owners, biases, 0.35)
+        return on.kernels.attend_decode(first, keys, values, ids, owners, biases, 0.35)
 
     tensors = (query, *caches, blocks, rows, bias)
     on_card = [tensor.to("hpu") for tensor in tensors]
-    replay = device.capture(lambda *given: attend(device, *given), on_card)
+    replay = device.execution.capture(lambda *given: attend(device, *given), on_card)
     expected = attend(open_device("cpu"), *tensors)
     torch.testing.assert_close(replay(*on_card).cpu()[:2], expected[:2])
     assert sim.card().counters.captures == 1
@@ -281,7 +281,9 @@ def test_a_mask_and_lengths_are_not_given_to_the_kernel_together(opened: Opener)
     query = torch.randn(1, 2, 4, 8)
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
     tensors = [value.to("hpu") for value in (query, mask, torch.tensor([3]))]
-    out = device.attend_prefill(tensors[0], tensors[0], tensors[0], tensors[1], 0.35, lengths=tensors[2])
+    out = device.kernels.attend_prefill(
+        tensors[0], tensors[0], tensors[0], tensors[1], 0.35, lengths=tensors[2]
+    )
     expected = scaled_dot_product_attention(query, query, query, attn_mask=mask, scale=0.35)
     torch.testing.assert_close(out.cpu(), expected)
 
@@ -314,14 +316,14 @@ def test_a_replay_hashes_its_inputs_alone(
         # A bridge that looks at its arguments in another way gets the tensors as a list each time.
         monkeypatch.setattr("services.engine.device.sim.graphs.extract_tensors", lambda value: [])
     device = opened(ExecutionMode.GRAPH)
-    caches = [device.zeros((4,), torch.float32) for _ in range(20)]
+    caches = [device.memory.zeros((4,), torch.float32) for _ in range(20)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         for cache in caches:
             cache.add_(x.sum())
         return x * 2
 
-    replay = device.capture(forward, [staged(0)])
+    replay = device.execution.capture(forward, [staged(0)])
     hashed: list[torch.Tensor] = []
     view_hash = wrap.view_hash
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from services.engine.device.cpu.device import CpuDevice
-from services.engine.device.cpu.settings import CpuSettings, Kernels, Quantization
+from services.engine.device.cpu.settings import CpuSettings, KernelChoice, Quantization
 
-__all__ = ["CpuDevice", "CpuSettings", "Kernels", "Quantization"]
+__all__ = ["CpuDevice", "CpuSettings", "KernelChoice", "Quantization"]

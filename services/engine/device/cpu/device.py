@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,14 +15,27 @@ from torch.profiler import ProfilerActivity
 
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
-from services.engine.device.base import DTYPES, DeviceError, ExecutionMode, Submitted
+from services.engine.device.attention import flat_decode, fused_prefill
+from services.engine.device.base import (
+    DTYPES,
+    Capabilities,
+    Device,
+    DeviceError,
+    Execution,
+    ExecutionMode,
+    Kernels,
+    Memory,
+    Notices,
+    Stream,
+    Submitted,
+)
 from services.engine.device.cpu.native import BuildError, Library, open_library
 from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_dtype, why_not_native
 from services.engine.device.cpu.native_linears import CpuNativeLinears
 from services.engine.device.cpu.packing import map_zeros
-from services.engine.device.cpu.settings import CpuSettings, Kernels
+from services.engine.device.cpu.settings import CpuSettings, KernelChoice
 from services.engine.device.cpu.threads import Team, ask_for_slices
-from services.engine.device.inductor import InductorDevice, allow_many_shapes, has_compiler
+from services.engine.device.inductor import InductorExecution, allow_many_shapes, has_compiler
 from services.engine.device.memory import (
     MemoryFigures,
     MemoryUse,
@@ -39,102 +53,66 @@ log = get_logger(__name__)
 
 _MAPPED_BYTES = 1 << 20
 
-
-class CpuDevice(InductorDevice):
-    """Computes with torch's CPU kernels on `threads` threads (None: one for each core it may use).
-
-    One thread of its own is the stream: the caller goes on while it computes.
-    """
-
-    name = "cpu"
-    torch_device = torch.device("cpu")
-    wide_dtype = torch.float64
-    groups_masked = True
+CAPABILITIES = Capabilities(
     # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
-    kv_limit = 2 * 2**30
+    kv_limit=2 * 2**30,
     # The largest forward takes seconds here, and little of the memory that KV leaves.
-    measures_activations = False
+    measures_activations=False,
+)
 
-    def __init__(
-        self,
-        threads: int | None = None,
-        mode: ExecutionMode = ExecutionMode.EAGER,
-        settings: CpuSettings | None = None,
-    ) -> None:
-        super().__init__(mode)
-        self._settings = settings or CpuSettings()
-        self.needs_native = self._settings.needs_native
-        if threads is not None and threads < 1:
-            raise DeviceError(f"threads must be at least 1, not {threads}")
-        count = threads or _allowed_cores()
-        self._threads = count
-        torch.set_num_threads(count)
-        if mode is ExecutionMode.COMPILE and not has_compiler():
-            raise DeviceError("compile needs a C++ compiler, and there is none: install g++, or set CXX")
-        self._stream = ThreadPoolExecutor(1, "device", self._begin_stream, (count,))
 
-    def _begin_stream(self, threads: int) -> None:
+class CpuStream(Stream):
+    """One thread, so that the caller goes on while it computes; `threads` of torch's share its kernels."""
+
+    def __init__(self, threads: int, mode: ExecutionMode, slice_us: int) -> None:
+        self.threads = threads
+        self._mode = mode
+        self._slice_us = slice_us
+        self._executor = ThreadPoolExecutor(1, "device", self._begin)
+
+    def _begin(self) -> None:
         # OpenMP keeps the number of threads per calling thread.
-        torch.set_num_threads(threads)
-        if self._settings.slice_us:
-            ask_for_slices(self._settings.slice_us)
-        if self.mode is ExecutionMode.COMPILE:
+        torch.set_num_threads(self.threads)
+        if self._slice_us:
+            ask_for_slices(self._slice_us)
+        if self._mode is ExecutionMode.COMPILE:
             allow_many_shapes()
 
     def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
-        return self._stream.submit(work)
+        return self._executor.submit(work)
+
+    def synchronize(self) -> None:
+        self.submit(bool).result()
 
     def close(self) -> None:
-        self._stream.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
 
-    def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
-        reason = self._why_only_torch() or why_not_native(spec)
-        if reason is None:
-            try:
-                return CpuNativeDecoder(*self._open_native(), spec, self._settings.quantization)
-            except BuildError as error:
-                reason = str(error)
-                if self.needs_native is None:
-                    # The model could use the kernels: this machine lacks something, which can be mended.
-                    self.note(f"torch computes the model, slower than the native kernels would: {reason}")
-                    return None
-        if self.needs_native is not None:
-            raise self._unmet(reason)
-        if self._settings.kernels is Kernels.AUTO:
-            log.info("torch computes this model, not the native kernels", reason=reason)
-        return None
+    def profile(self) -> AbstractContextManager[list[Event]]:
+        return torch_activities(self, (ProfilerActivity.CPU,))
 
-    def native_linears(self, dtype: torch.dtype) -> NativeLinears | None:
-        if self.needs_native is None:
-            return None
-        reason = self._why_only_torch() or why_not_dtype(dtype)
-        if reason is None:
-            try:
-                return CpuNativeLinears(*self._open_native(), dtype, self._settings.quantization)
-            except BuildError as error:
-                reason = str(error)
-        raise self._unmet(reason)
+    @contextmanager
+    def small_work(self) -> Iterator[None]:
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.threads)
 
-    def _open_native(self) -> tuple[Library, Team]:
-        settings = self._settings
-        library = open_library(cache=settings.cache, progress=self.tell, limit_s=settings.compile_s)
-        # The stream's thread is the first of them and not bound itself: those of OpenMP, which it starts,
-        # would all be where it is. It starts the others, which have its slices then.
-        return library, self._stream.submit(Team, library, self._threads, settings.cpus or ()).result()
 
-    def _unmet(self, reason: str) -> DeviceError:
-        return DeviceError(f"{self.needs_native} needs the native kernels: {reason}")
+class CpuKernels(Kernels):
+    """torch's CPU kernels, and our own ones in C++ for whole decoders and for linear layers."""
 
-    def weight_size(self, dtype: torch.dtype) -> float:
-        quantization = self._settings.quantization
-        return super().weight_size(dtype) if quantization is None else quantization.weight_size
+    attend_decode = staticmethod(flat_decode)
 
-    def _why_only_torch(self) -> str | None:
-        if self._settings.kernels is Kernels.TORCH:
-            return "cpu-kernels is torch"
-        if self.mode is not ExecutionMode.EAGER:
-            return "compiled and captured models are computed by torch"
-        return None
+    def __init__(
+        self, stream: CpuStream, mode: ExecutionMode, settings: CpuSettings, notices: Notices
+    ) -> None:
+        self.attend_prefill = partial(fused_prefill, groups_masked=True)
+        self.needs_native = settings.needs_native
+        self._stream = stream
+        self._mode = mode
+        self._settings = settings
+        self._notices = notices
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":
@@ -152,7 +130,73 @@ class CpuDevice(InductorDevice):
             return torch.bfloat16
         return self.choose_dtype(requested, checkpoint)
 
-    def memory(self) -> MemoryFigures:
+    def weight_size(self, dtype: torch.dtype) -> float:
+        quantization = self._settings.quantization
+        return super().weight_size(dtype) if quantization is None else quantization.weight_size
+
+    def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
+        reason = self._why_only_torch() or why_not_native(spec)
+        if reason is None:
+            try:
+                return CpuNativeDecoder(*self._open_native(), spec, self._settings.quantization)
+            except BuildError as error:
+                reason = str(error)
+                if self.needs_native is None:
+                    # The model could use the kernels: this machine lacks something, which can be mended.
+                    self._notices.note(
+                        f"torch computes the model, slower than the native kernels would: {reason}"
+                    )
+                    return None
+        if self.needs_native is not None:
+            raise self._unmet(reason)
+        if self._settings.kernels is KernelChoice.AUTO:
+            log.info("torch computes this model, not the native kernels", reason=reason)
+        return None
+
+    def native_linears(self, dtype: torch.dtype) -> NativeLinears | None:
+        if self.needs_native is None:
+            return None
+        reason = self._why_only_torch() or why_not_dtype(dtype)
+        if reason is None:
+            try:
+                return CpuNativeLinears(*self._open_native(), dtype, self._settings.quantization)
+            except BuildError as error:
+                reason = str(error)
+        raise self._unmet(reason)
+
+    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
+        rows = needed.nonzero().flatten()
+        count = rows.shape[0]
+        if count < 2:
+            return rows
+        width = min(1 << (count - 1).bit_length(), needed.shape[0])
+        return torch.cat((rows, rows[:1].expand(width - count)))
+
+    def _open_native(self) -> tuple[Library, Team]:
+        settings = self._settings
+        library = open_library(
+            cache=settings.cache, progress=self._notices.progress, limit_s=settings.compile_s
+        )
+        # The stream's thread is the first of the team and not bound itself: OpenMP's threads, which it
+        # starts, would all be on its CPU. It starts the others, which inherit its scheduling slices.
+        team = self._stream.submit(partial(Team, library, self._stream.threads, settings.cpus or ())).result()
+        return library, team
+
+    def _unmet(self, reason: str) -> DeviceError:
+        return DeviceError(f"{self.needs_native} needs the native kernels: {reason}")
+
+    def _why_only_torch(self) -> str | None:
+        if self._settings.kernels is KernelChoice.TORCH:
+            return "cpu-kernels is torch"
+        if self._mode is not ExecutionMode.EAGER:
+            return "compiled and captured models are computed by torch"
+        return None
+
+
+class CpuMemory(Memory):
+    """The host's memory, as far as this process may take it."""
+
+    def figures(self) -> MemoryFigures:
         return host_memory()
 
     def measure(self, work: Callable[[], object]) -> MemoryUse:
@@ -168,28 +212,6 @@ class CpuDevice(InductorDevice):
             return error.errno == errno.ENOMEM
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
-    def profile(self) -> AbstractContextManager[list[Event]]:
-        return torch_activities(self, (ProfilerActivity.CPU,))
-
-    @contextmanager
-    def small_work(self) -> Iterator[None]:
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(self._threads)
-
-    def synchronize(self) -> None:
-        self.submit(bool).result()
-
-    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
-        rows = needed.nonzero().flatten()
-        count = rows.shape[0]
-        if count < 2:
-            return rows
-        width = min(1 << (count - 1).bit_length(), needed.shape[0])
-        return torch.cat((rows, rows[:1].expand(width - count)))
-
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
         if size < _MAPPED_BYTES:
@@ -199,7 +221,36 @@ class CpuDevice(InductorDevice):
         return map_zeros(size).view(dtype).view(shape)
 
 
+class CpuDevice(Device):
+    """A CPU that computes on `threads` threads; None: one for each core that it may use."""
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        mode: ExecutionMode = ExecutionMode.EAGER,
+        settings: CpuSettings | None = None,
+    ) -> None:
+        settings = settings or CpuSettings()
+        if threads is not None and threads < 1:
+            raise DeviceError(f"threads must be at least 1, not {threads}")
+        count = threads or _allowed_cores()
+        torch.set_num_threads(count)
+        compiled = mode is ExecutionMode.COMPILE
+        if compiled and not has_compiler():
+            raise DeviceError("compile needs a C++ compiler, and there is none: install g++, or set CXX")
+        stream, notices = CpuStream(count, mode, settings.slice_us), Notices()
+        super().__init__(
+            "cpu",
+            CAPABILITIES,
+            CpuKernels(stream, mode, settings, notices),
+            CpuMemory(torch.device("cpu")),
+            InductorExecution(mode) if compiled else Execution(mode),
+            stream,
+            notices,
+        )
+
+
 def _allowed_cores() -> int:
-    """Cores of this process: more threads than a container's share only wait for one another."""
+    """Return the cores of this process: threads beyond a container's share only wait for one another."""
     topology = read_topology()
     return min(topology.count, topology.limit)

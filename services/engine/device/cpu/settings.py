@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 
-class Kernels(Enum):
+class KernelChoice(Enum):
     """Our own in C++, torch's operations, or ours where they can be had."""
 
     AUTO = "auto"
@@ -35,7 +35,7 @@ class CpuSettings:
     0: they ask for nothing. compile_s: seconds that the compiler may take for a file of the kernels.
     """
 
-    kernels: Kernels = Kernels.AUTO
+    kernels: KernelChoice = KernelChoice.AUTO
     quantization: Quantization | None = None
     cpus: tuple[int, ...] | None = None
     cache: Path | None = None
@@ -47,4 +47,4 @@ class CpuSettings:
         """The option that torch's operations cannot meet."""
         if self.quantization is not None:
             return f"quantization {self.quantization.value}"
-        return "cpu-kernels native" if self.kernels is Kernels.NATIVE else None
+        return "cpu-kernels native" if self.kernels is KernelChoice.NATIVE else None

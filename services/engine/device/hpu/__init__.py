@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.device.hpu.bridge import prepare_environment
 from services.engine.device.hpu.device import HpuDevice
-from services.engine.device.hpu.opening import open_hpu
+from services.engine.device.hpu.open_card import open_hpu
 from services.engine.device.hpu.settings import (
     GAUDI2,
     GAUDI3,

@@ -10,7 +10,7 @@ a mask it may know neither that nor causality.
 Rows and their blocks are joined by products with a one-hot matrix, which the matrix engine does, in place of
 gathers and scatters. Source: docs/gaudi-facts.md 3.3, with two differences. A sink counts once for a row, not
 once for each of its blocks. And since 0 * NaN is NaN, what is not a number is taken out before a product and
-put back into the row that it belongs to: a row's result owes nothing to its neighbours.
+put back into the row that it belongs to: a row's result does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from services.engine.device.attention import HIDDEN, AttentionFeatures, explicit_prefill
-from services.engine.device.hpu.kernels import Kernels
+from services.engine.device.attention import HIDDEN, NO_FEATURES, AttentionFeatures, explicit_prefill
+from services.engine.device.hpu.fused import FusedKernels
 from services.engine.device.hpu.settings import AttentionSettings, Softmax
 
 _Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -38,7 +38,7 @@ def sliced_prefill(
     mode: str,
     chunk: int,
 ) -> torch.Tensor:
-    """query [B, heads, Q, d]; key and value [B, kv_heads, K, d], K > Q; mask bool [B, 1, Q, K].
+    """Attend: query [B, heads, Q, d]; key and value [B, kv_heads, K, d], K > Q; mask bool [B, 1, Q, K].
 
     Slices have `chunk` queries and keys. Query i looks no further than key K - Q + i, so that slices of
     keys behind all of a slice's queries are left out. Returns [B, heads, Q, d].
@@ -73,7 +73,7 @@ def sliced_prefill(
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Zero where the bool mask lets a query look, elsewhere far below any score.
+    """Return zero where the bool mask lets a query look, elsewhere far below any score.
 
     Finite, so that a query that sees nothing of a slice is still a number there.
     """
@@ -89,7 +89,7 @@ def _slice(
     scale: float,
     mode: str,
 ) -> _Part:
-    """The result, the largest scores and the sums of one slice, float32."""
+    """Return the result, the largest scores and the sums of one slice, float32."""
     # Only as if for a gradient does the kernel give the statistics of its softmax.
     causal, statistics, dropout = False, True, 0.0
     found = kernel(query, key, value, mask, dropout, scale, causal, statistics, mode.lower(), None, "right")
@@ -106,17 +106,17 @@ def _merge(left: _Part, right: _Part) -> _Part:
 
 
 def attend_prefill(
-    kernels: Kernels,
+    kernels: FusedKernels,
     settings: AttentionSettings,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
-    features: AttentionFeatures,
-    lengths: torch.Tensor | None,
+    features: AttentionFeatures = NO_FEATURES,
+    lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Implements `Device.attend_prefill`."""
+    """Implement `PrefillAttention`, given kernels and settings."""
     if not _fusible(kernels, mask, features):
         return explicit_prefill(query, key, value, mask, scale, features)
     mode = softmax_mode(settings, query.dtype)
@@ -132,13 +132,13 @@ def attend_prefill(
 
 
 def softmax_mode(settings: AttentionSettings, dtype: torch.dtype) -> str:
-    """The kernel's softmax; it knows bfloat16 alone in other modes than its own."""
+    """Return the kernel's name of the softmax; other modes than its own take bfloat16 alone."""
     if dtype is not torch.bfloat16:
         return "None"
     return "fp32" if settings.softmax is Softmax.FP32 else "fast"
 
 
-def _fusible(kernels: Kernels, mask: torch.Tensor | None, features: AttentionFeatures) -> bool:
+def _fusible(kernels: FusedKernels, mask: torch.Tensor | None, features: AttentionFeatures) -> bool:
     if kernels.sdpa is None or features.softcap is not None:
         return False
     if features.sinks is not None and not kernels.sdpa_sinks:
@@ -147,7 +147,7 @@ def _fusible(kernels: Kernels, mask: torch.Tensor | None, features: AttentionFea
     return mask is None or mask.dtype is torch.bool
 
 
-def _long(kernels: Kernels, settings: AttentionSettings, query: torch.Tensor, key: torch.Tensor) -> bool:
+def _long(kernels: FusedKernels, settings: AttentionSettings, query: torch.Tensor, key: torch.Tensor) -> bool:
     if kernels.sliced_sdpa is None or not settings.slice_from:
         return False
     # Without context only the causal mask is needed, and the kernel is faster unsliced.
@@ -155,7 +155,7 @@ def _long(kernels: Kernels, settings: AttentionSettings, query: torch.Tensor, ke
 
 
 def _whole(
-    kernels: Kernels,
+    kernels: FusedKernels,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -198,7 +198,7 @@ _MAX_ELEMENTS = 2**25
 
 
 def attend_decode(
-    kernels: Kernels,
+    kernels: FusedKernels,
     softmax: Softmax,
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -207,9 +207,9 @@ def attend_decode(
     rows: torch.Tensor,
     bias: torch.Tensor,
     scale: float,
-    features: AttentionFeatures,
+    features: AttentionFeatures = NO_FEATURES,
 ) -> torch.Tensor:
-    """Implements `Device.attend_decode`.
+    """Implement `DecodeAttention`, given kernels and the softmax.
 
     A softmax in float32 needs a product of queries and keys in float32: that of bfloat16 matrices is rounded
     to bfloat16 before the softmax sees it. For this the gathered keys, never the whole cache, are cast: five
@@ -251,14 +251,14 @@ def attend_decode(
 
 
 def _fetch(cache: torch.Tensor, blocks: torch.Tensor, count: int, block_size: int) -> torch.Tensor:
-    """[slots, kv_heads, d] -> [count, kv_heads, block_size, d]. Without ids it is a view of the cache."""
+    """Gather [slots, kv_heads, d] -> [count, kv_heads, block_size, d]. Without ids it is a view."""
     paged = cache.view(-1, block_size, cache.shape[1], cache.shape[2])
     fetched = paged.index_select(0, blocks) if blocks.shape[0] else paged.narrow(0, 0, count)
     return fetched.transpose(1, 2)
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, owners: torch.Tensor, scale: float) -> torch.Tensor:
-    """query [B, heads, d], key [J, kv_heads, block_size, d] -> float32 [J, heads, block_size]."""
+    """Multiply query [B, heads, d], key [J, kv_heads, block_size, d] -> float32 [J, heads, block_size]."""
     batch, heads, dim = query.shape
     count, kv_heads = key.shape[:2]
     # As in `flat_decode`: a power of two loses nothing in half precision, the rest waits for float32.
@@ -271,7 +271,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, owners: torch.Tensor, scale:
 def local_softmax(
     scores: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Exponentials of each block alone, their pivots and sums: the twin of block_softmax.
+    """Compute block_softmax in torch's operations: exponentials of each block, their pivots and sums.
 
     scores [J, heads, block_size] float32, biases added. Returns exponentials like scores, pivots and sums
     float32 [J, heads]. A pivot is the block's maximum as `dtype` holds it, so that nothing is lost when
@@ -283,17 +283,17 @@ def local_softmax(
 
 
 def row_share(
-    kernels: Kernels,
+    kernels: FusedKernels,
     highest: torch.Tensor,
     sums: torch.Tensor,
     rows: torch.Tensor,
     owners: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What brings each block to its row's pivot [J, heads], and each row's sum [B, heads]; float32.
+    """Return the factor from each block's pivot to its row's [J, heads], and row sums [B, heads]; float32.
 
-    The twin of block_softmax_adjustment, which gives the one divided by the other. highest and sums [J,
-    heads]; rows [J]; owners [J, B].
+    The reference of block_softmax_adjustment, which gives the one divided by the other. highest and sums
+    [J, heads]; rows [J]; owners [J, B].
     """
     batch = owners.shape[1]
     pivot = _row_pivots(kernels, highest, rows, batch)
@@ -308,8 +308,8 @@ def row_share(
     return share, total
 
 
-def _row_pivots(kernels: Kernels, highest: torch.Tensor, rows: torch.Tensor, batch: int) -> torch.Tensor:
-    """The largest pivot of each row's blocks, [B + 1, heads]; the last row is that of padding."""
+def _row_pivots(kernels: FusedKernels, highest: torch.Tensor, rows: torch.Tensor, batch: int) -> torch.Tensor:
+    """Return the largest pivot of each row's blocks, [B + 1, heads]; the last row is that of padding."""
     heads = highest.shape[1]
     if kernels.index_reduce:
         pivot = torch.full((batch + 1, heads), HIDDEN, dtype=torch.float32, device=highest.device)
@@ -324,14 +324,14 @@ def _row_pivots(kernels: Kernels, highest: torch.Tensor, rows: torch.Tensor, bat
 
 
 def _fused_share(
-    kernels: Kernels,
+    kernels: FusedKernels,
     highest: torch.Tensor,
     sums: torch.Tensor,
     rows: torch.Tensor,
     batch: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Share over sum of `row_share` by the kernel, [J, heads]. It is exact in the model's type alone."""
+    """Compute share over sum of `row_share` by the kernel, [J, heads]; exact in the model's type alone."""
     count, heads = highest.shape
     shape = [count, heads, 1, 1, 1]
     # Padding is one more row: how the kernel treats a row outside of the batch is not documented.
@@ -342,7 +342,7 @@ def _fused_share(
 
 
 def _fused_softmax(
-    kernels: Kernels,
+    kernels: FusedKernels,
     scores: torch.Tensor,
     bias: torch.Tensor,
     rows: torch.Tensor,
@@ -350,7 +350,7 @@ def _fused_softmax(
     kv_heads: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exponentials [J, heads, block_size] and shares over sums [J, heads] by the two kernels together."""
+    """Compute exponentials [J, heads, block_size] and shares over sums [J, heads] by both kernels."""
     count, heads, block_size = scores.shape
     grouped = scores.to(dtype).view(count, kv_heads, heads // kv_heads, 1, block_size)
     weights, highest, sums = kernels.block_softmax(
@@ -363,7 +363,7 @@ def _fused_softmax(
 
 
 def _join(parts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    """Sums the blocks of each row: parts float32 [J, heads, d], owners [J, B] -> float32 [B, heads, d]."""
+    """Sum the blocks of each row: parts float32 [J, heads, d], owners [J, B] -> float32 [B, heads, d]."""
     count, heads, dim = parts.shape
     finite = torch.isfinite(parts)
     clean = parts.masked_fill(~finite, 0.0).to(owners.dtype)

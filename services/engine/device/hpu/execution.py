@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from catenary.telemetry import get_logger
-from services.engine.device.base import DeviceError, ExecutionMode, Forward, Function
-from services.engine.device.hpu.bridge import Bridge
-from services.engine.device.hpu.settings import HpuSettings
+from services.engine.device.base import DeviceError, Execution, ExecutionMode, Forward, Function
+from services.engine.device.hpu.bridge import Bridge, Metric, MetricsModule
+from services.engine.device.hpu.settings import HpuSettings, StepLog
+
+log = get_logger(__name__)
 
 
 class PersistentBuffers:
-    """Knows them by weak references: the pool of a profile run goes when that is over."""
+    """Tensors that outlive a step, by weak references: the pool of a profile run goes when that is over."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[torch.Tensor]] = []
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Takes note of a tensor and returns it."""
+        """Register a tensor and return it."""
         self._known.append(weakref.ref(tensor))
         return tensor
 
     def alive(self) -> list[torch.Tensor]:
-        """Those that are still in use."""
+        """Return the tensors that are still in use."""
         self._known = [known for known in self._known if known() is not None]
         return [tensor for known in self._known if (tensor := known()) is not None]
 
     def clear(self) -> None:
-        """Zeroes them."""
+        """Zero all tensors in use."""
         for tensor in self.alive():
             tensor.zero_()
 
@@ -47,7 +49,7 @@ class ModuleTensors:
         self._before = {id(tensor): (tensor, _version(tensor)) for _, tensor in self._held()}
 
     def changed(self, known: Sequence[torch.Tensor]) -> list[str]:
-        """Names of tensors that were made or written since then, but for `known` ones and views of them."""
+        """Return names of tensors made or written since, except `known` ones and views of them."""
         expected = {id(tensor) for tensor in known}
         return sorted({name for name, tensor in self._held() if self._differs(tensor, expected)})
 
@@ -69,7 +71,7 @@ class ModuleTensors:
 
 
 def _tensors(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested containers. Other objects may know anything, such as the device."""
+    """Yield the tensors in nested containers. Other objects are not searched: they may hold the device."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return
@@ -88,60 +90,91 @@ def _tensors(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written in place; tensors of inference mode do not count it."""
+    """Return how often a tensor was written in place; tensors of inference mode do not count it."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-class Execution:
+COMPILATIONS = "graph_compilation"
+FALLBACKS = "cpu_fallback"
+
+
+class StepMetrics:
+    """Logs of graph compilations and CPU fallbacks of each step, as far as the settings ask for them."""
+
+    def __init__(self, metrics: MetricsModule, compilations: StepLog, fallbacks: StepLog) -> None:
+        self._metrics = metrics
+        self._wanted = {COMPILATIONS: compilations, FALLBACKS: fallbacks}
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Enclose the device's part of a step."""
+        wanted = [name for name, which in self._wanted.items() if which is not StepLog.OFF]
+        with ExitStack() as stack:
+            metrics = {name: stack.enter_context(self._metrics.metric_localcontext(name)) for name in wanted}
+            yield
+        for name, metric in metrics.items():
+            self._report(name, metric, number)
+
+    def _report(self, name: str, metric: Metric, number: int) -> None:
+        values = dict(metric.stats())
+        count = values["TotalNumber"]
+        if not count and self._wanted[name] is not StepLog.ALL:
+            return
+        if name == COMPILATIONS:
+            log.info("graph compilations of a step", step=number, count=count, time=values["TotalTime"])
+        else:
+            log.info("CPU fallbacks of a step", step=number, count=count, ops=values["FallbackOps"])
+
+
+class HpuExecution(Execution):
     """EAGER: one kernel after the other. Each new combination of an operation and its shapes is compiled."""
 
-    def __init__(self, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers) -> None:
+    def __init__(
+        self, mode: ExecutionMode, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers
+    ) -> None:
+        super().__init__(mode)
         self.bridge = bridge
         self.settings = settings
         self.buffers = buffers
+        self._steps = StepMetrics(bridge.metrics, settings.log_compilations, settings.log_fallbacks)
 
-    def compile(self, function: Function) -> Function:
-        """Compiles a function of static shapes, where this is a compiler's mode."""
-        return function
+    @property
+    def compiles_parts(self) -> bool:
+        return True
 
-    def expect_shapes(self, count: int) -> None:
-        """Told how many buckets are to come."""
-        return
+    @property
+    def regional_compilation(self) -> bool:
+        return self.settings.regional_compilation
 
-    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
-        """See `Device.capture`."""
-        return forward
+    @property
+    def reserves_graphs(self) -> bool:
+        # The bridge keeps recipes and their workspaces in HBM, captured or not.
+        return self.mode.captures
 
-    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
-        """Runs a forward without capturing or compiling it."""
-        return forward(*tensors)
+    def step(self, number: int) -> AbstractContextManager[None]:
+        return self._steps.step(number)
 
-    def flush(self) -> None:
-        """Ends what was collected."""
-        return
-
-    def layer_done(self, index: int) -> None:
-        """Told after each decoder layer."""
-        return
-
-    def warming(self, modules: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
-        """Around a warm-up before serving."""
-        return nullcontext()
+    def compilations(self) -> int:
+        return self.bridge.total(COMPILATIONS)
 
     def counters(self) -> dict[str, int]:
-        """What this mode counts."""
-        return {}
+        return {
+            "graph_compilations": self.bridge.total(COMPILATIONS),
+            "cpu_fallbacks": self.bridge.total(FALLBACKS),
+        }
 
 
-class LazyExecution(Execution):
-    """LAZY: what lies between two flushes is one recipe, found again by the sequence of its operations.
+class LazyExecution(HpuExecution):
+    """LAZY: the operations between two flushes are one recipe, found again by their sequence.
 
-    So a forward begins and ends with a flush: its recipes then owe nothing to what comes before and after,
-    which differs from step to step.
+    A forward therefore begins and ends with a flush: its recipes do not depend on the operations before and
+    after it, which differ from step to step.
     """
 
-    def __init__(self, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers) -> None:
-        super().__init__(bridge, settings, buffers)
+    def __init__(
+        self, mode: ExecutionMode, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers
+    ) -> None:
+        super().__init__(mode, bridge, settings, buffers)
         self._mark_steps = 0
 
     def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
@@ -161,17 +194,16 @@ class LazyExecution(Execution):
             self.flush()
 
     def counters(self) -> dict[str, int]:
-        return {"mark_steps": self._mark_steps}
-
-
-log = get_logger(__name__)
+        return super().counters() | {"mark_steps": self._mark_steps}
 
 
 class GraphExecution(LazyExecution):
     """GRAPH: lazy execution with graphs."""
 
-    def __init__(self, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers) -> None:
-        super().__init__(bridge, settings, buffers)
+    def __init__(
+        self, mode: ExecutionMode, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers
+    ) -> None:
+        super().__init__(mode, bridge, settings, buffers)
         if bridge.wrap_in_hpu_graph is None:
             raise DeviceError("HPU graphs need PT_HPU_LAZY_MODE=1")
         self._wrap = bridge.wrap_in_hpu_graph
@@ -203,12 +235,12 @@ class GraphExecution(LazyExecution):
 
     def _before_replay(self) -> None:
         self._replays += 1
-        # What made the inputs is one recipe, and their copies into the graph are another.
+        # The operations that made the inputs are one recipe, their copies into the graph are another.
         self.flush()
 
 
 class Kept:
-    """Tensors that a graph's capture is told of in one argument, whose place in a call's key is its identity.
+    """Tensors that a graph's capture gets in one argument, whose place in a call's key is its identity.
 
     The bridge hashes a list of tensors in each call, which for some hundred takes up to a millisecond.
     """
@@ -217,12 +249,12 @@ class Kept:
         self.tensors = tuple(tensors)
 
     def forget(self) -> None:
-        """After the capture nothing is left to be looked for in replays."""
+        """Drop the tensors after the capture, so that replays do not search them."""
         self.tensors = ()
 
 
 def takes_objects(graphs: Any) -> bool:
-    """Whether this bridge finds tensors inside of an object, and does not make them part of a call's key."""
+    """Return whether this bridge finds tensors in an object without making them part of a call's key."""
     find, key = getattr(graphs, "extract_tensors", None), getattr(graphs, "input_hash", None)
     if find is None or key is None:
         return False
@@ -241,8 +273,8 @@ class Graph:
     """One forward, recorded for one shape.
 
     A wrapped module's key is a hash of the shapes and views of tensors, and of the values of everything else:
-    so it gets tensors alone, always the same ones, which are the graph's own. A replay overwrites what the
-    last one returned, and a forward's inputs too, which therefore must not be a buffer of somebody else.
+    so it gets tensors alone, always the same ones, which are the graph's own. A replay overwrites the last
+    one's results, and the forward's inputs too, which therefore must not be a buffer of the caller.
     """
 
     def __init__(
@@ -255,14 +287,14 @@ class Graph:
     ) -> None:
         self._inputs = tuple(tensor.clone() for tensor in tensors)
         self._before_replay = before_replay
-        # The buffers that the forward reads and writes beside its arguments: without the tensor cache the
-        # bridge keeps what it is told of and frees the rest.
+        # The buffers that the forward reads and writes in addition to its arguments: without the tensor cache
+        # the bridge keeps these and frees the rest.
         self._kept = kept
         # One graph for each module: a key that differs after all runs eagerly instead of holding memory.
         self._module = wrap(_Module(forward), disable_tensor_cache=True, max_graphs=1)
 
     def record(self) -> Any:
-        """Records the forward, which runs once."""
+        """Record the forward, which runs once."""
         result = self._module(*self._inputs, cache_tensors_list=self._kept)
         if isinstance(self._kept, Kept):
             self._kept.forget()
@@ -294,11 +326,13 @@ _ACCUMULATED = 8
 _LEAST_ENTRIES = 64
 
 
-class CompiledExecution(Execution):
-    """COMPILE: layers, norms and the head are compiled for each bucket; what lies between them is eager."""
+class CompiledExecution(HpuExecution):
+    """COMPILE: layers, norms and the head are compiled for each bucket; operations between them are eager."""
 
-    def __init__(self, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers) -> None:
-        super().__init__(bridge, settings, buffers)
+    def __init__(
+        self, mode: ExecutionMode, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers
+    ) -> None:
+        super().__init__(mode, bridge, settings, buffers)
         self._before = _compiled_graphs()
         self.expect_shapes(0)
 
@@ -327,7 +361,7 @@ class CompiledExecution(Execution):
 
     @contextmanager
     def warming(self, modules: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Compiles without running where the bridge can; what forwards leave behind then is garbage."""
+        """Compile without running where the bridge can; forwards leave garbage in their outputs then."""
         if self.bridge.setting is None or not self.settings.compile_only_warmup:
             yield
             return
@@ -346,16 +380,16 @@ class CompiledExecution(Execution):
             )
 
     def counters(self) -> dict[str, int]:
-        return {"backend_compilations": _compiled_graphs() - self._before}
+        return super().counters() | {"backend_compilations": _compiled_graphs() - self._before}
 
 
 def _compiled_graphs() -> int:
-    """How many graphs dynamo has given to the backend in this process."""
+    """Return the number of graphs that dynamo has given to the backend in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-_CLASSES: dict[ExecutionMode, type[Execution]] = {
-    ExecutionMode.EAGER: Execution,
+_CLASSES: dict[ExecutionMode, type[HpuExecution]] = {
+    ExecutionMode.EAGER: HpuExecution,
     ExecutionMode.LAZY: LazyExecution,
     ExecutionMode.GRAPH: GraphExecution,
     ExecutionMode.COMPILE: CompiledExecution,
@@ -364,6 +398,6 @@ _CLASSES: dict[ExecutionMode, type[Execution]] = {
 
 def execution_for(
     mode: ExecutionMode, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers
-) -> Execution:
-    """The execution of a mode."""
-    return _CLASSES[mode](bridge, settings, buffers)
+) -> HpuExecution:
+    """Make the execution of a mode."""
+    return _CLASSES[mode](mode, bridge, settings, buffers)

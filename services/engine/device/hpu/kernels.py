@@ -1,234 +1,125 @@
-"""Norms, rotations and mixtures of experts on an HPU: the fused kernel where there is one, or its twin.
+"""The kernels of an HPU: each fused one where there is one, else a reference in torch's operations.
 
-Source of names and of where each is safe: gaudi-facts.md 3.3, 3.4 and 4.5. Windows are always given as masks:
-the vendor says nowhere whether the window of its kernel counts a query's own position.
-
-Twins use what every HPU has, with shapes that are known beforehand. Source of the kernels: gaudi-facts.md
-4.5.
+References use operations that every HPU has, with shapes that are known beforehand. Source of the kernels:
+docs/gaudi-facts.md 4.5.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from catenary.gaudi import needs_float32_scores
 from catenary.telemetry import get_logger
-from services.engine.device.base import DeviceError
-from services.engine.device.hpu.settings import GAUDI3, HpuProperties, HpuSettings, Softmax
+from services.engine.device.base import DTYPES, DeviceError, Kernels
+from services.engine.device.hpu.attention import attend_decode, attend_prefill
+from services.engine.device.hpu.fused import FusedKernels, for_model
+from services.engine.device.hpu.settings import HpuSettings
 from services.engine.device.kernels import ACTIVATIONS
 from services.engine.device.kernels import rotate as plain_rotate
 
 log = get_logger(__name__)
 
-# First software whose adjustment is exact enough, and on Gaudi 3 alone.
-_ADJUSTMENT_SINCE = (1, 22, 0, 494)
-# Kernels that are of no use without another.
-_NEEDS = {"sdpa_sinks": "sdpa", "sliced_sdpa": "sdpa", "block_softmax": "block_softmax_adjustment"}
-# Arguments of FusedSDPA before those that came later: the window and the sinks.
-_SDPA_ARGUMENTS = 13
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The fused kernels to use; None or False: the same in torch's own operations.
-
-    sdpa: the class FusedSDPA. sdpa_sinks: whether it takes sinks. sliced_sdpa: the operation that gives the
-    softmax's maxima and sums beside its result. rms_norm: the class FusedRMSNorm. rotary:
-    apply_rotary_pos_emb, and rotary_mode its word for rotating halves. experts, block_softmax and
-    block_softmax_adjustment: operations of torch.ops.hpu. index_reduce: whether torch's is used.
-    """
-
-    sdpa: Any = None
-    sdpa_sinks: bool = False
-    sliced_sdpa: Any = None
-    rms_norm: Any = None
-    rotary: Any = None
-    rotary_mode: Any = None
-    experts: Any = None
-    block_softmax: Any = None
-    block_softmax_adjustment: Any = None
-    index_reduce: bool = False
-
-
-SWITCHES = tuple(each.name for each in fields(Kernels) if each.name != "rotary_mode")
-"""What can be switched, in the option that lists kernels."""
-
-
-def parse_switches(text: str) -> dict[str, bool]:
-    """Reads "sdpa=off,block_softmax=on". Raises DeviceError, one line, for anything else."""
-    switches: dict[str, bool] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, _, value = part.partition("=")
-        if name not in SWITCHES or value not in ("on", "off"):
-            raise DeviceError(
-                f"kernels: {part!r} is not understood; write NAME=on or NAME=off with {', '.join(SWITCHES)}"
-            )
-        if name in switches:
-            raise DeviceError(f"kernels: {name} is switched twice")
-        switches[name] = value == "on"
-    return switches
-
-
-def probe_kernels(properties: HpuProperties, version: str, switches: Mapping[str, bool]) -> Kernels:
-    """The kernels that are installed and enabled. Raises DeviceError for one that is enabled and missing."""
-    found = _found()
-    # The two softmax kernels lose precision where they are not known to be good: off unless asked for.
-    if properties is not GAUDI3 or _numbers(version) < _ADJUSTMENT_SINCE:
-        found["block_softmax_adjustment"] = _asked_for(found, switches, "block_softmax_adjustment")
-    found["block_softmax"] = _asked_for(found, switches, "block_softmax")
-    for name, on in switches.items():
-        if not on:
-            found[name] = None
-        elif not found[name]:
-            raise DeviceError(f"kernels: {name}=on, but Habana software {version} has no such kernel here")
-    for name, needed in _NEEDS.items():
-        if found[name] and not found[needed]:
-            if switches.get(name):
-                raise DeviceError(f"kernels: {name}=on needs {needed}=on")
-            found[name] = None
-    kernels = Kernels(**{name: value for name, value in found.items() if value})
-    used = [name for name in SWITCHES if getattr(kernels, name)]
-    log.info("HPU kernels", fused=used, plain=[name for name in SWITCHES if name not in used])
-    return kernels
-
-
-def for_model(
-    settings: HpuSettings, kernels: Kernels, *, float32_scores: bool
-) -> tuple[HpuSettings, Kernels]:
-    """Settings and kernels for a model, which may need its scores in float32.
-
-    The adjustment hands maxima and sums on in the model's type: it is not used beside scores in float32,
-    unless it is switched on by name. Raises DeviceError if that is done for a model that cannot have it.
-    """
-    attention, name = settings.attention, "block_softmax_adjustment"
-    if attention.softmax is Softmax.AUTO:
-        chosen = Softmax.FP32 if float32_scores else Softmax.FAST
-        attention = replace(attention, softmax=chosen)
-        log.info("HPU attention", softmax=chosen.value)
-    asked = parse_switches(settings.kernels).get(name, False)
-    if asked and float32_scores:
-        raise DeviceError(
-            f"kernels: {name}=on (VLLM_FUSED_BLOCK_SOFTMAX_ADJUSTMENT) rounds too much for this model's "
-            "family: leave it out"
-        )
-    if not asked and (float32_scores or attention.softmax is Softmax.FP32):
-        kernels = replace(kernels, block_softmax=None, block_softmax_adjustment=None)
-    return replace(settings, attention=attention), kernels
-
-
-def _asked_for(found: Mapping[str, Any], switches: Mapping[str, bool], name: str) -> Any:
-    return found[name] if switches.get(name) else None
-
-
-def _found() -> dict[str, Any]:
-    hpex = "habana_frameworks.torch.hpex"
-    sdpa = _attribute(f"{hpex}.kernels", "FusedSDPA")
-    mode = _attribute(f"{hpex}.kernels", "RotaryPosEmbeddingMode")
-    return {
-        "sdpa": sdpa,
-        "sdpa_sinks": sdpa is not None and _takes_sinks(sdpa),
-        "sliced_sdpa": _operation("sdpa_recomp_fwd"),
-        "rms_norm": _attribute(f"{hpex}.normalization", "FusedRMSNorm"),
-        "rotary": None if mode is None else _attribute(f"{hpex}.kernels", "apply_rotary_pos_emb"),
-        "rotary_mode": getattr(mode, "BLOCKWISE", None),
-        "experts": _operation("mixture_of_experts"),
-        "block_softmax": _operation("block_softmax"),
-        "block_softmax_adjustment": _operation("block_softmax_adjustment"),
-        # All software from 1.22 on has it (gaudi-facts.md 3.3).
-        "index_reduce": True,
-    }
-
-
-def _attribute(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
-
-
-def _operation(name: str) -> Any:
-    return getattr(torch.ops.hpu, name, None)
-
-
-def _takes_sinks(sdpa: Any) -> bool:
-    """Whether two arguments follow the known ones: window and sinks."""
-    function = sdpa.forward if hasattr(sdpa, "forward") else sdpa.apply
-    names = [name for name in inspect.signature(function).parameters if name != "ctx"]
-    return len(names) >= _SDPA_ARGUMENTS + 2
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
-
-
 # The activation that the fused experts and torch agree on; their gelu may be another approximation.
 _FUSED_ACTIVATION = "silu"
 
 
-def rms_norm(
-    kernels: Kernels, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool
-) -> torch.Tensor:
-    """Implements `Device.rms_norm`."""
-    if kernels.rms_norm is None:
-        return plain_rms_norm(x, weight, eps, unit_offset=unit_offset)
-    # The kernel knows three dimensions alone.
-    given = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
-    if unit_offset:
-        # One plus a small weight has no room in bfloat16.
-        given, weight = given.float(), weight.float() + 1.0
-    normed: torch.Tensor = kernels.rms_norm.apply(given, weight, eps)
-    return normed.to(x.dtype).view(x.shape)
+class HpuKernels(Kernels):
+    """Kernels of one card, for one model after `adapt`."""
+
+    groups_products = False
+
+    def __init__(self, fused: FusedKernels, settings: HpuSettings) -> None:
+        self._said = False
+        self.use(fused, settings)
+
+    def use(self, fused: FusedKernels, settings: HpuSettings) -> None:
+        """Take these fused kernels, and attention as these settings have it."""
+        self.fused = fused
+        self.settings = settings
+        self.attend_prefill = partial(attend_prefill, fused, settings.attention)
+        self.attend_decode = partial(attend_decode, fused, settings.attention.softmax)
+
+    def adapt(self, config: Mapping[str, Any]) -> None:
+        needed = needs_float32_scores(str(config.get("model_type", "")))
+        settings, fused = for_model(self.settings, self.fused, float32_scores=needed)
+        self.use(fused, settings)
+
+    def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        """Return bfloat16 but for an explicit float32; log once why. Raises DeviceError."""
+        if requested != "auto" and requested not in DTYPES:
+            raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
+        if requested == "float32":
+            self._say("float32 was asked for: an HPU is several times as fast in bfloat16")
+            return torch.float32
+        if requested == "float16":
+            self._say("an HPU computes in bfloat16 what was asked for in float16")
+        elif requested == "auto" and checkpoint not in (None, torch.bfloat16):
+            name = str(checkpoint).removeprefix("torch.")
+            self._say(f"a checkpoint in {name} runs in bfloat16 on an HPU: dtype float32 keeps its precision")
+        return torch.bfloat16
+
+    def _say(self, text: str) -> None:
+        if not self._said:
+            self._said = True
+            log.warning(text)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False
+    ) -> torch.Tensor:
+        if self.fused.rms_norm is None:
+            return plain_rms_norm(x, weight, eps, unit_offset=unit_offset)
+        # The kernel knows three dimensions alone.
+        given = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+        if unit_offset:
+            # One plus a small weight has no room in bfloat16.
+            given, weight = given.float(), weight.float() + 1.0
+        normed: torch.Tensor = self.fused.rms_norm.apply(given, weight, eps)
+        return normed.to(x.dtype).view(x.shape)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if self.fused.rotary is None:
+            return plain_rotate(x, cos, sin)
+        rotated = cos.shape[-1]
+        part: torch.Tensor = self.fused.rotary(x[..., :rotated], cos, sin, None, 0, self.fused.rotary_mode)
+        return part if rotated == x.shape[-1] else torch.cat((part, x[..., rotated:]), dim=-1)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: str,
+    ) -> torch.Tensor:
+        if self.fused.experts is None or activation != _FUSED_ACTIVATION:
+            return plain_experts(x, weights, ids, gate_up, down, activation)
+        out: torch.Tensor = self.fused.experts(
+            hidden_states=x,
+            expert_routing_table=ids,
+            router_weights=weights.to(x.dtype),
+            w12=list(gate_up.unbind(0)),
+            w3=list(down.unbind(0)),
+            # As nn.Linear keeps them: [out, in].
+            permuted_weights=True,
+            activation=activation,
+            experts_min=0,
+            experts_max=gate_up.shape[0] - 1,
+        )
+        return out
 
 
 def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool) -> torch.Tensor:
-    """The twin of FusedRMSNorm."""
+    """Compute FusedRMSNorm in torch's operations."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if unit_offset:
         return (normed * (1.0 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
-
-
-def rotate(kernels: Kernels, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Implements `Device.rotate`; the twin of the fused rotation is the common one."""
-    if kernels.rotary is None:
-        return plain_rotate(x, cos, sin)
-    rotated = cos.shape[-1]
-    part: torch.Tensor = kernels.rotary(x[..., :rotated], cos, sin, None, 0, kernels.rotary_mode)
-    return part if rotated == x.shape[-1] else torch.cat((part, x[..., rotated:]), dim=-1)
-
-
-def experts(
-    kernels: Kernels,
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-) -> torch.Tensor:
-    """Implements `Device.experts`."""
-    if kernels.experts is None or activation != _FUSED_ACTIVATION:
-        return plain_experts(x, weights, ids, gate_up, down, activation)
-    out: torch.Tensor = kernels.experts(
-        hidden_states=x,
-        expert_routing_table=ids,
-        router_weights=weights.to(x.dtype),
-        w12=list(gate_up.unbind(0)),
-        w3=list(down.unbind(0)),
-        # As nn.Linear keeps them: [out, in].
-        permuted_weights=True,
-        activation=activation,
-        experts_min=0,
-        experts_max=gate_up.shape[0] - 1,
-    )
-    return out
 
 
 def plain_experts(
@@ -239,9 +130,9 @@ def plain_experts(
     down: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """The twin of mixture_of_experts: every expert computes all tokens, and counts for those that chose it.
+    """Compute mixture_of_experts in torch's operations: every expert computes all tokens, weighted by choice.
 
-    The grouped product of the CPU's way is not among the HPU's operations, and sorting tokens by expert
+    The grouped product of `sorted_experts` is not among the HPU's operations, and sorting tokens by expert
     without it gives shapes that depend on the choice.
     """
     act = ACTIVATIONS[activation]

@@ -35,13 +35,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self._dtype = dtype
-        with _Defaults(device.loading_device, dtype):
+        with _Defaults(device.memory.loading_device, dtype):
             self.embedding = VocabTable(spec.vocab_size, spec.hidden_size)
-            layers = [DecoderLayer(spec, plan, shard, device) for plan in spec.layers]
+            layers = [DecoderLayer(spec, plan, shard, device.kernels) for plan in spec.layers]
             self.norm = RmsNorm(
                 spec.hidden_size,
                 spec.norm_eps,
-                device,
+                device.kernels,
                 unit_offset=spec.unit_offset_norm,
                 residual_multiplier=spec.residual_multiplier,
             )
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
             self.head = VocabTable(spec.vocab_size, spec.hidden_size) if own_head else self.embedding
         self.layers = nn.ModuleList(layers)
         self.attentions = tuple(layer.attention for layer in layers)
-        self.rotaries = nn.ModuleList(Rotary(rope, device.loading_device) for rope in spec.ropes)
+        self.rotaries = nn.ModuleList(Rotary(rope, device.memory.loading_device) for rope in spec.ropes)
         self.close: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._close
         self._device = device
         multiplier = torch.tensor(spec.embedding_multiplier)
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
         delta = torch.zeros_like(residual)
         for index, (layer, plan) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
             delta, residual = layer(delta, residual, *waves[plan.rope], inputs)
-            self._device.layer_done(index)
+            self._device.execution.layer_done(index)
         return self.close(delta, residual)
 
     def _close(self, delta: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ class DecoderModel(PagedModel):
         return sum(parameter.nbytes for parameter in self.decoder.parameters())
 
     def compile_parts(self, *, norms_and_head: bool) -> None:
-        compiled, decoder = self.device.compile, self.decoder
+        compiled, decoder = self.device.execution.compile, self.decoder
         for layer in decoder.layers:
             layer.forward = compiled(layer.forward)
         if norms_and_head:
@@ -140,8 +140,8 @@ class DecoderModel(PagedModel):
             self._head = compiled(self._head)
 
     def compile_whole(self) -> None:
-        self._body = self.device.compile(self._body)
-        self._head = self.device.compile(self._head)
+        self._body = self.device.execution.compile(self._body)
+        self._head = self.device.execution.compile(self._head)
 
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         for attention, cache in zip(self.decoder.attentions, caches, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from services.engine.device import ACTIVATIONS, NO_FEATURES, AttentionFeatures, Device
+from services.engine.device import ACTIVATIONS, NO_FEATURES, AttentionFeatures, Kernels
 from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, attend
 from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
 from services.engine.model.loading import Part
@@ -114,19 +114,19 @@ def column_parts(
 
 
 class RmsNorm(nn.Module):
-    """A norm with the weight of a checkpoint, as `Device.rms_norm` describes it."""
+    """A norm with the weight of a checkpoint, as `Kernels.rms_norm` describes it."""
 
     def __init__(
         self,
         size: int,
         eps: float,
-        device: Device,
+        kernels: Kernels,
         *,
         unit_offset: bool = False,
         residual_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
-        self._device = device
+        self._kernels = kernels
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self._eps = eps
         self._unit_offset = unit_offset
@@ -138,7 +138,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]."""
-        return self._device.rms_norm(x, self.weight, self._eps, unit_offset=self._unit_offset)
+        return self._kernels.rms_norm(x, self.weight, self._eps, unit_offset=self._unit_offset)
 
     def wide_weight(self) -> torch.Tensor:
         """What the normed numbers are multiplied by, float32 [size], the offset of one added."""
@@ -183,15 +183,15 @@ class DecoderAttention(nn.Module):
 
     cache: LayerCache
 
-    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, device: Device) -> None:
+    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, kernels: Kernels) -> None:
         super().__init__()
-        self._device = device
+        self._kernels = kernels
         self.qkv = QKVParallelLinear(
             spec.hidden_size, spec.heads, spec.kv_heads, spec.head_dim, spec.qkv_bias, shard
         )
         self.output = RowParallelLinear(spec.heads * spec.head_dim, spec.hidden_size, spec.output_bias, shard)
         norms = [
-            RmsNorm(spec.head_dim, spec.norm_eps, device, unit_offset=spec.unit_offset_norm)
+            RmsNorm(spec.head_dim, spec.norm_eps, kernels, unit_offset=spec.unit_offset_norm)
             if spec.qk_norm
             else None
             for _ in range(2)
@@ -219,7 +219,7 @@ class DecoderAttention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             normed = (self.query_norm(query_key[:, :heads]), self.key_norm(query_key[:, heads:]))
             query_key = torch.cat(normed, dim=1)
-        query_key = self._device.rotate(query_key, cos, sin)
+        query_key = self._kernels.rotate(query_key, cos, sin)
         mixed = attend(
             self.cache,
             query_key[:, :heads],
@@ -282,7 +282,7 @@ class Experts(nn.Module):
     Every rank has a share of each expert.
     """
 
-    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, device: Device) -> None:
+    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, kernels: Kernels) -> None:
         super().__init__()
         hidden, size, self.experts = spec.hidden_size, experts.intermediate_size, experts.count
         start, own = shard.split(size, "size of an expert")
@@ -296,7 +296,7 @@ class Experts(nn.Module):
             "down": (Part("whole", (hidden, size), 1, start, own, 0),),
         }
         self._activation = spec.activation
-        self._device = device
+        self._kernels = kernels
         self._reduce = shard.reduce
 
     def placements(self) -> Mapping[str, tuple[Part, ...]]:
@@ -305,17 +305,17 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], weights and ids [T, k] -> [T, hidden]."""
-        own = self._device.experts(x, weights, ids, self.gate_up, self.down, self._activation)
+        own = self._kernels.experts(x, weights, ids, self.gate_up, self.down, self._activation)
         return self._reduce(own)
 
 
 class ExpertMlp(nn.Module):
     """Router and experts in the place of an MLP."""
 
-    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, device: Device) -> None:
+    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, kernels: Kernels) -> None:
         super().__init__()
         self.router = Router(spec.hidden_size, experts)
-        self.experts = Experts(spec, experts, shard, device)
+        self.experts = Experts(spec, experts, shard, kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -331,15 +331,15 @@ class DecoderLayer(nn.Module):
     adds it. Nothing in it depends on which layer it is: layers of the same plan share compiled code.
     """
 
-    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, device: Device) -> None:
+    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, kernels: Kernels) -> None:
         super().__init__()
-        norm = partial(RmsNorm, spec.hidden_size, spec.norm_eps, device, unit_offset=spec.unit_offset_norm)
+        norm = partial(RmsNorm, spec.hidden_size, spec.norm_eps, kernels, unit_offset=spec.unit_offset_norm)
         self.attention_norm = norm(residual_multiplier=spec.residual_multiplier)
-        self.attention = DecoderAttention(spec, plan, shard, device)
+        self.attention = DecoderAttention(spec, plan, shard, kernels)
         self.attention_post_norm = norm() if spec.sandwich_norms else None
         self.mlp_norm = norm(residual_multiplier=spec.residual_multiplier)
         self.mlp: GatedMlp | ExpertMlp = (
-            ExpertMlp(spec, spec.experts, shard, device)
+            ExpertMlp(spec, spec.experts, shard, kernels)
             if plan.experts and spec.experts
             else GatedMlp(spec, shard)
         )

@@ -123,10 +123,13 @@ def load_decoder(
     with Checkpoint(directory) as checkpoint:
         spec = _really_tied(spec, checkpoint)
         try:
-            chosen, own = device.native_dtype(dtype, stored), device.choose_dtype(dtype, stored)
+            chosen, own = (
+                device.kernels.native_dtype(dtype, stored),
+                device.kernels.choose_dtype(dtype, stored),
+            )
             decoder, weights = _empty(spec, checkpoint, device, chosen)
             # It takes them layer by layer and keeps none: the model is never there as a whole twice.
-            native = device.native_decoder(native_spec(decoder, chosen, weights.load))
+            native = device.kernels.native_decoder(native_spec(decoder, chosen, weights.load))
         except DeviceError as error:
             raise ModelError(str(error)) from None
         if native is None and own is not chosen:
@@ -148,7 +151,7 @@ def _empty(
         decoder = Decoder(spec, device, dtype)
     except RuntimeError as error:
         raise ModelError(f"model {checkpoint.directory} cannot be loaded: {first_line(error)}") from None
-    return decoder, WeightLoader(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
+    return decoder, WeightLoader(checkpoint, rules_for(spec), decoder.slots(), placed=device.execution.flush)
 
 
 def _config(directory: Path, raw: dict[str, Any], max_model_len: int | None) -> PreTrainedConfig:

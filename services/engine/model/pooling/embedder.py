@@ -73,7 +73,7 @@ class Embedder:
 
     def rehearse(self, rows: int, length: int) -> None:
         """Runs a shape on padding."""
-        self._device.to_host(self._forward(rows, length, (), ()))
+        self._device.stream.to_host(self._forward(rows, length, (), ()))
 
     def compute(
         self, rows: int, length: int, documents: Sequence[Sequence[int]], seconds: Sequence[int] = ()
@@ -86,7 +86,7 @@ class Embedder:
         text. The ids are not checked.
         """
         found = self._forward(rows, length, documents, seconds)
-        return self._device.to_host(found)[: len(documents)]
+        return self._device.stream.to_host(found)[: len(documents)]
 
     def finish(self, found: torch.Tensor, *, dimensions: int = 0, raw: bool = False) -> torch.Tensor:
         """The answers from rows of `compute`, float32 [N, dim], or from one row, float32 [dim].
@@ -135,9 +135,9 @@ class Embedder:
             tokens[row, : len(document)] = torch.tensor(document, dtype=torch.int64)
             if seconds and seconds[row]:
                 starts[row] = seconds[row]
-        tensors = tuple(self._device.to_device(tensor) for tensor in (tokens, lengths, starts))
-        self._device.shapes.note("embed", tensors)
-        vectors: torch.Tensor = self._device.run_eagerly(self._pooler.pool, tensors)
+        tensors = tuple(self._device.memory.to_device(tensor) for tensor in (tokens, lengths, starts))
+        self._device.execution.shapes.note("embed", tensors)
+        vectors: torch.Tensor = self._device.execution.run_eagerly(self._pooler.pool, tensors)
         return vectors
 
     def _check(self, documents: Sequence[Sequence[int]]) -> None:
@@ -221,7 +221,7 @@ def _known_body(directory: Path, open_body: Callable[..., PagedModel]) -> PagedM
 
 def _check_kv(model: PagedModel, shapes: EmbedShapes) -> None:
     needed = shapes.most_tokens * model.kv_bytes_per_token()
-    free = model.device.memory().free
+    free = model.device.memory.figures().free
     if needed > free:
         raise ModelError(
             f"the KV of a document of {shapes.lengths[-1]} tokens takes {needed / _GIB:.2f} GiB and "

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from catenary.telemetry import get_logger
-from services.engine.device import Device, DeviceError, NativeLinear, NativeProduct
+from services.engine.device import Device, DeviceError, Kernels, NativeLinear, NativeProduct
 from services.engine.model.checks import ModelError
 from services.engine.model.facts import ENCODERS
 from services.engine.model.hf_config import first_line
@@ -32,12 +32,12 @@ class _Packed(nn.Module):
         return self._product(x)
 
 
-def pack_linears(model: Any, device: Device, dtype: torch.dtype) -> bool:
+def pack_linears(model: Any, kernels: Kernels, dtype: torch.dtype) -> bool:
     """Packs the linear layers of an encoder's layers one by one; False if torch is to compute them.
 
     Heads stay as they are: what they decide is one number. Raises DeviceError.
     """
-    linears = device.native_linears(dtype)
+    linears = kernels.native_linears(dtype)
     if linears is None:
         return False
     for block in model.base_model.encoder.layer:
@@ -58,7 +58,7 @@ _IMPLEMENTATION = "catenary_bidirectional"
 class _Documents:
     """mask bool [B, 1, L, L]: True where the key is a token of the row's document."""
 
-    device: Device
+    kernels: Kernels
     mask: torch.Tensor
 
 
@@ -86,7 +86,7 @@ class EncoderModel:
             input_ids=tokens,
             position_ids=(positions + self._first).expand(batch, length),
             token_type_ids=types.to(tokens.dtype),
-            documents=_Documents(self._device, known.expand(batch, 1, length, length)),
+            documents=_Documents(self._device.kernels, known.expand(batch, 1, length, length)),
         )
 
 
@@ -145,11 +145,13 @@ def load_body(
     )
     model.to(device.torch_device).eval().requires_grad_(False)
     try:
-        packed = pack_linears(model, device, chosen)
+        packed = pack_linears(model, device.kernels, chosen)
     except DeviceError as error:
         raise ModelError(str(error)) from None
     if packed:
-        log.info("the device's kernels compute the encoder's linear layers", asked_for=device.needs_native)
+        log.info(
+            "the device's kernels compute the encoder's linear layers", asked_for=device.kernels.needs_native
+        )
     return EncoderModel(model, device, chosen, _first_position(raw))
 
 
@@ -169,7 +171,7 @@ def _attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [B, heads, L, d] -> [B, L, heads, d]."""
-    out = documents.device.attend_prefill(query, key, value, documents.mask, scaling)
+    out = documents.kernels.attend_prefill(query, key, value, documents.mask, scaling)
     return out.transpose(1, 2), None
 
 

@@ -113,7 +113,7 @@ def add_class_head(directory: Path, raw: dict[str, Any], states: DecoderPooler, 
     if head is None or head.shape != shape:
         found = "no" if head is None else f"a {tuple(head.shape)}"
         raise ModelError(f"model {directory} has {found} tensor {CLASSES}, where config.json says {shape}")
-    return HeadedDecoder(states, device.to_device(head.float()), _activation(raw, shape[0]))
+    return HeadedDecoder(states, device.memory.to_device(head.float()), _activation(raw, shape[0]))
 
 
 def check_class_head(directory: Path, raw: dict[str, Any], backend: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from services.engine.device import NO_FEATURES, AttentionFeatures, Device
+from services.engine.device import NO_FEATURES, AttentionFeatures, Kernels
 from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, Window, attend
 
 IMPLEMENTATION = "catenary_paged"
@@ -43,7 +43,7 @@ class UnsupportedAttention(Exception):
 class Probe:
     """Stands in for the inputs in the dummy forward at start: it learns what the layers are."""
 
-    device: Device
+    kernels: Kernels
     layers: dict[int, LayerSpec] = field(default_factory=dict)
     modules: dict[int, nn.Module] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ def paged_attention(
     )
     if isinstance(paged, Probe):
         paged.meet(module, key, value, sliding_window)
-        out = paged.device.attend_prefill(query, key, value, None, scale, features)
+        out = paged.kernels.attend_prefill(query, key, value, None, scale, features)
         return out.transpose(1, 2), None
     if paged is None:
         raise UnsupportedAttention("a forward without the engine's inputs")

@@ -14,17 +14,17 @@ from typing import Any, Protocol
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
-from services.engine.device import Device, grouped_mm, plain_grouped_mm
+from services.engine.device import Kernels, grouped_mm, plain_grouped_mm
 
 IMPLEMENTATION = "catenary_static"
 
-_DEVICE = "catenary_device"
+_KERNELS = "catenary_kernels"
 
 # The grouped product wants rows of whole 16-byte units.
 _ALIGNMENT = 16
 
 
-def use_static_experts(model: Any, device: Device) -> None:
+def use_static_experts(model: Any, kernels: Kernels) -> None:
     """Makes a loaded model's experts run in static shapes; models without experts stay as they are."""
     if model._can_set_experts_implementation():
         model.set_experts_implementation(IMPLEMENTATION)
@@ -34,16 +34,16 @@ def use_static_experts(model: Any, device: Device) -> None:
         if dbrx:
             module.forward = MethodType(_dbrx_experts, module)
         if dbrx or hasattr(module, "_apply_gate"):
-            setattr(module, _DEVICE, device)
+            setattr(module, _KERNELS, kernels)
 
 
 def static_experts(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """hidden_states [T, H]; top_k_index and top_k_weights [T, k] -> [T, H]."""
-    device: Device = getattr(module, _DEVICE)
-    if not device.groups_products and _is_plain(module):
-        return device.experts(
+    kernels: Kernels = getattr(module, _KERNELS)
+    if not kernels.groups_products and _is_plain(module):
+        return kernels.experts(
             hidden_states, top_k_weights, top_k_index, module.gate_up_proj, module.down_proj, "silu"
         )
 
@@ -55,7 +55,7 @@ def static_experts(
         normed: torch.Tensor = module.post_expert_norm(out) if module.has_post_expert_norm else out
         return normed
 
-    return _mixed(device, hidden_states, top_k_index, top_k_weights, module.num_experts, expert)
+    return _mixed(kernels, hidden_states, top_k_index, top_k_weights, module.num_experts, expert)
 
 
 def _is_plain(module: Any) -> bool:
@@ -83,8 +83,8 @@ def _dbrx_experts(
         gated = mlp.activation_fn(group.product(rows, gate.transpose(1, 2)))
         return group.product(gated * group.product(rows, up.transpose(1, 2)), down)
 
-    rows, device = hidden_states.reshape(-1, module.hidden_size), getattr(module, _DEVICE)
-    out = _mixed(device, rows, top_k_index, top_k_weights, module.num_experts, expert)
+    rows, kernels = hidden_states.reshape(-1, module.hidden_size), getattr(module, _KERNELS)
+    out = _mixed(kernels, rows, top_k_index, top_k_weights, module.num_experts, expert)
     return out.view(hidden_states.shape)
 
 
@@ -133,7 +133,7 @@ Expert = Callable[[torch.Tensor, Group], torch.Tensor]
 
 
 def _mixed(
-    device: Device,
+    kernels: Kernels,
     hidden: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
@@ -141,7 +141,7 @@ def _mixed(
     compute: Expert,
 ) -> torch.Tensor:
     """Each token's experts' results, summed by weight: [T, H]. compute: rows [S, H] of a group -> [S, H]."""
-    way = _by_expert if device.groups_products else _all_by_all
+    way = _by_expert if kernels.groups_products else _all_by_all
     return way(hidden, index, weights, experts, compute)
 
 

@@ -105,7 +105,7 @@ def load_model(
     kind: Any = model_class(directory, raw)
     config = load_model_config(directory, raw, kind, max_model_len)
     model, chosen = load_module(kind, directory, config, device, dtype=dtype, attention=IMPLEMENTATION)
-    use_static_experts(model, device)
+    use_static_experts(model, device.kernels)
     model.to(device.torch_device).eval().requires_grad_(False)
     return TransformersModel(model, device, chosen)
 
@@ -120,7 +120,7 @@ def load_module(
     """
     _be_quiet()
     try:
-        chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
+        chosen = device.kernels.choose_dtype(dtype, checkpoint_dtype(config.dtype))
         check_weights_fit(directory, read_config(directory), dtype, device, native=False)
     except DeviceError as error:
         raise ModelError(str(error)) from None

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from services.engine.device import Device
+from services.engine.device import Device, Execution
 from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
 from services.engine.model.checks import ModelError
 from services.engine.model.hf_config import first_line
@@ -107,7 +107,7 @@ def probe_model(model: Any, device: Device) -> tuple[Probe, torch.Tensor]:
     Raises ModelError for attention that is not implemented, is not paged or hides its window, and for shapes
     that depend on data.
     """
-    probe = Probe(device)
+    probe = Probe(device.kernels)
     tokens, positions = probe_tokens(device)
     try:
         with refuse_dynamic_shapes():
@@ -171,7 +171,7 @@ class TransformersModel(PagedModel):
         self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
         for index, layer in enumerate(self._layer_modules()):
-            layer.register_forward_hook(partial(_layer_done, device, index))
+            layer.register_forward_hook(partial(_layer_done, device.execution, index))
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -183,10 +183,10 @@ class TransformersModel(PagedModel):
     def compile_parts(self, *, norms_and_head: bool) -> None:
         # Which of its other modules make the final norm and the head is the architecture's own affair.
         for module in self._layer_modules():
-            module.forward = self.device.compile(module.forward)
+            module.forward = self.device.execution.compile(module.forward)
 
     def compile_whole(self) -> None:
-        self._body.forward = self.device.compile(self._body.forward)
+        self._body.forward = self.device.execution.compile(self._body.forward)
 
     def _layer_modules(self) -> list[Any]:
         attentions = {id(module) for module in self._modules}
@@ -215,7 +215,7 @@ class TransformersModel(PagedModel):
 
         Returns the hidden size.
         """
-        hidden = _hidden(self._body, *probe_tokens(self.device), Probe(self.device))
+        hidden = _hidden(self._body, *probe_tokens(self.device), Probe(self.device.kernels))
         try:
             split = self.logits(hidden)
         except Exception as error:
@@ -238,8 +238,8 @@ def _hidden(
     return hidden[0]
 
 
-def _layer_done(device: Device, index: int, *call: object) -> None:
-    device.layer_done(index)
+def _layer_done(execution: Execution, index: int, *call: object) -> None:
+    execution.layer_done(index)
 
 
 def _weight_bytes(model: Any) -> int:

@@ -72,14 +72,14 @@ def test_overlapping_steps_give_what_single_steps_give(directory: Path) -> None:
 
 def test_no_step_makes_more_than_one_copy_to_the_host(directory: Path) -> None:
     core = LocalCore(tiny_options(directory))
-    before = core.engine.device.host_copies
+    before = core.engine.device.stream.host_copies
     workload(core)
     core.submit([9] * 60, prompt_logprobs=2)
     core.run()
     steps = core.link.sent[-1].load.steps
     assert steps > 40
     # Steps that find their tokens on the host make none.
-    assert 0 < core.engine.device.host_copies - before < steps == core.engine.runner.launches
+    assert 0 < core.engine.device.stream.host_copies - before < steps == core.engine.runner.launches
 
 
 def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_failed_step_is_dropped_from_the_one_in_flight(directory: Path) -> Non
     core.step()
     core.step()
     # The step in flight has gone through its forward: the next one fails, not that.
-    core.engine.device.submit(lambda: None).result()
+    core.engine.device.stream.submit(lambda: None).result()
     executor: Any = core.engine.runner._executor
     forward = executor.forward
     begun, may_fail = threading.Event(), threading.Event()
@@ -224,9 +224,9 @@ def _plan(scheduler: Any) -> Any:
 
 def test_the_stream_computes_with_the_threads_of_the_options() -> None:
     device = CpuDevice(3)
-    assert device.submit(torch.get_num_threads).result() == 3
-    device.close()
-    CpuDevice(1).close()
+    assert device.stream.submit(torch.get_num_threads).result() == 3
+    device.stream.close()
+    CpuDevice(1).stream.close()
 
 
 def test_a_stop_waits_for_the_step_in_flight(directory: Path) -> None:

@@ -281,8 +281,8 @@ def test_shapes_are_those_of_buckets(directory: Path) -> None:
     for length in (1, 2, 3, 9, 30, 31, 60):
         core.submit([6] * length)
     core.run()
-    seen = core.engine.device.shapes.first_seen
+    seen = core.engine.device.execution.shapes.first_seen
     for length in (1, 2, 3, 9, 30, 31, 60):
         core.submit([6] * length)
     core.run()
-    assert core.engine.device.shapes.first_seen == seen
+    assert core.engine.device.execution.shapes.first_seen == seen

@@ -330,7 +330,7 @@ def test_warm_up_meets_every_shape(tmp_path: Path) -> None:
     graphs = core.link.sent[-1].load.graphs
     assert (graphs.warm, graphs.to_warm, graphs.first_seen) == (shapes, shapes, 0)
     full = open_pooling(tmp_path, warmup="full")
-    assert full.device.shapes.first_seen == len(full.embedder.shapes.all())
+    assert full.device.execution.shapes.first_seen == len(full.embedder.shapes.all())
     assert not full.to_warm
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from services.engine.device import Submitted
+from services.engine.device import Stream, Submitted
 from services.engine.device.base import run_now
 from services.engine.options import EngineOptions
 from tests.support.constrained import regex, save_constrained_model
@@ -26,13 +26,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=1)
 
 
-class WatchedCpu(StaticCpu):
-    """Notes every operation of the device's work."""
+class WatchedStream(Stream):
+    """Notes every operation of submitted work, which runs at once."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.watch = ShapeWatch()
-        self.steps = 0
+
+    def synchronize(self) -> None:
+        return
 
     def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
         def watched() -> Result:
@@ -42,10 +43,11 @@ class WatchedCpu(StaticCpu):
         return run_now(watched)
 
 
-class StaticGraphs(GraphDevice):
-    """Captures what a device of static shapes computes."""
-
-    static_shapes = True
+class WatchedCpu(StaticCpu):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = stream = WatchedStream()
+        self.watch = stream.watch
 
 
 def request(rng: random.Random) -> tuple[list[int], dict[str, Any]]:
@@ -107,7 +109,7 @@ def same(found: dict[int, Output], expected: dict[int, Output]) -> None:
 def test_nothing_is_new_after_warm_up(directory: Path) -> None:
     device = WatchedCpu()
     core = LocalCore(options_of(directory), device)
-    known, copies = set(device.watch.seen), device.host_copies
+    known, copies = set(device.watch.seen), device.stream.host_copies
     scheduler: Any = core.engine.scheduler
     preempted: list[object] = []
     preempt = scheduler._planner.preempt
@@ -123,7 +125,7 @@ def test_nothing_is_new_after_warm_up(directory: Path) -> None:
     assert core.engine.graphs.first_seen == 0
     same(found, serve(LocalCore(options_of(directory))))
     assert copies == 0
-    assert core.engine.runner.launches < device.host_copies < 2 * core.engine.runner.launches
+    assert core.engine.runner.launches < device.stream.host_copies < 2 * core.engine.runner.launches
 
 
 def test_a_step_has_one_copy_but_for_prompt_scores(directory: Path) -> None:
@@ -132,19 +134,19 @@ def test_a_step_has_one_copy_but_for_prompt_scores(directory: Path) -> None:
     for temperature in (0.0, 0.8):
         core.submit([5] * 30, temperature=temperature, top_p=0.9, top_logprobs=3)
     core.run()
-    assert device.host_copies == core.engine.runner.launches > 0
-    before = device.host_copies - core.engine.runner.launches
+    assert device.stream.host_copies == core.engine.runner.launches > 0
+    before = device.stream.host_copies - core.engine.runner.launches
     core.submit([5] * 30, prompt_logprobs=3, max_tokens=2)
     core.run()
     # Two chunks of the prompt have scores.
-    assert device.host_copies - core.engine.runner.launches == before + 2
+    assert device.stream.host_copies - core.engine.runner.launches == before + 2
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_masks_are_of_known_shapes(tmp_path: Path, graphs: bool) -> None:
     directory = save_constrained_model(tmp_path)
     watched = WatchedCpu()
-    device = StaticGraphs() if graphs else watched
+    device = GraphDevice(static_shapes=True) if graphs else watched
     core, plain = LocalCore(options_of(directory), device), LocalCore(options_of(directory))
     known = set(watched.watch.seen)
     for each in (core, plain):
@@ -161,7 +163,7 @@ def test_masks_are_of_known_shapes(tmp_path: Path, graphs: bool) -> None:
 
 
 def test_all_of_it_is_captured_where_there_are_graphs(directory: Path) -> None:
-    device = StaticGraphs()
+    device = GraphDevice(static_shapes=True)
     core = LocalCore(options_of(directory), device)
     captured = len(device.replays)
     few = 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,21 +169,30 @@ def test_a_device_on_which_nothing_runs_refuses_to_start(directory: Path, tmp_pa
         start(directory, tmp_path, device, warmup="full")
 
 
-class LateShortage(GraphDevice):
-    """Has memory for the profile and none when the same forwards run beside the KV."""
+def after_kv(device: GraphDevice, act: Callable[[], None]) -> GraphDevice:
+    """Make a device act when the KV of the engine is allocated, after the profile's."""
+    zeros = device.memory.zeros
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def watched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if len(shape) == 3 and shape[0] > 16:
-            self.fails = self.fails_eagerly = larger_than(40)
-        return super().zeros(shape, dtype)
+            act()
+        return zeros(shape, dtype)
+
+    device.memory.zeros = watched  # type: ignore[method-assign]
+    return device
 
 
 def test_a_bucket_without_memory_beside_the_kv_refuses_to_start(directory: Path, tmp_path: Path) -> None:
+    device = GraphDevice()
+
+    def end_memory() -> None:
+        device.fails = device.fails_eagerly = larger_than(40)
+
     with pytest.raises(
         StartError,
         match=r"no memory is left to run \d+ buckets, the smallest of them .*: lower gpu-memory-util",
     ):
-        start(directory, tmp_path, LateShortage(), warmup="full")
+        start(directory, tmp_path, after_kv(device, end_memory), warmup="full")
 
 
 def test_memory_that_ends_while_serving_ends_the_step_and_not_the_engine(
@@ -214,18 +223,12 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(directory: Path,
         start(directory, tmp_path, GraphDevice(memory_bytes=1000))
 
 
-class NoRoomForKv(GraphDevice):
-    """Says that memory is free and does not give it."""
-
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if len(shape) == 3 and shape[0] > 16:
-            raise MemoryError
-        return super().zeros(shape, dtype)
-
-
 def test_an_allocation_that_fails_at_start_is_a_refusal(directory: Path, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise MemoryError
+
     with pytest.raises(StartError, match=r"memory is full \(1\.00 GiB are free\) while the engine starts"):
-        start(directory, tmp_path, NoRoomForKv())
+        start(directory, tmp_path, after_kv(GraphDevice(), refuse))
 
 
 def costly(tensors: Sequence[torch.Tensor]) -> int:

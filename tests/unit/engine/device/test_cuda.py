@@ -36,7 +36,7 @@ def test_prefill_attention_equals_the_cpus(kind: str, value_dim: int) -> None:
     lower = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)
     mask = {"bool": lower, "float": torch.where(lower, 0.0, -1e30).expand(2, 6, 5, 5)}.get(kind)
     features = AttentionFeatures(softcap=2.0 if kind == "softcap" else None)
-    expected = CpuDevice(1).attend_prefill(query, key, value, mask, 0.3, features)
+    expected = CpuDevice(1).kernels.attend_prefill(query, key, value, mask, 0.3, features)
     given = fused_prefill(query, key, value, mask, 0.3, features, groups_masked=False)
     torch.testing.assert_close(given, expected)
 

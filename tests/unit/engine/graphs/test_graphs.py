@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.bucketing import Bucket
-from services.engine.device import CpuDevice, Device, ExecutionMode
+from services.engine.device import CpuDevice, Device, Execution, ExecutionMode
 from services.engine.graphs import (
     BackgroundWarmUp,
     CaptureSchedule,
@@ -104,12 +104,10 @@ def test_shapes_count_by_the_tensors_and_not_by_the_bucket() -> None:
     assert graphs.first_seen == 3
 
 
-class Recompiling(CpuDevice):
-    """A device whose compiler is called again for every third run."""
+class Recompiling(Execution):
+    """Calls the compiler again for every third run."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.runs = 0
+    runs = 0
 
     def run_eagerly(self, forward: Any, tensors: Any) -> Any:
         self.runs += 1
@@ -122,7 +120,9 @@ class Recompiling(CpuDevice):
 def test_a_compilation_behind_our_back_counts_as_a_first_seen_shape(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    graphs = Graphs(Recompiling(), block_size=8)
+    device = CpuDevice(1)
+    device.execution = Recompiling()
+    graphs = Graphs(device, block_size=8)
     graphs.run(Phase.PREFILL, SMALL, torch.neg, (row(SMALL),))
     graphs.serve()
     graphs.complete()
@@ -167,7 +167,7 @@ def warm_up(
         graphs.run(phase, key, torch.neg, (row(key),))
 
     schedule = CaptureSchedule(shapes(*keys), [], budget=budget, prompt_ratio=1.0)
-    warm = WarmUp(graphs, device, dummy, schedule, shapes(*eager))
+    warm = WarmUp(graphs, device.memory, dummy, schedule, shapes(*eager))
     warm.graphs = graphs  # type: ignore[attr-defined]
     return warm
 

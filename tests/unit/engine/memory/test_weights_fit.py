@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels, MemoryFigures, Quantization
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, MemoryFigures, Quantization
 from services.engine.device.cpu import device as cpu_device
 from services.engine.device.cpu.native import BuildError
 from services.engine.memory import InsufficientMemory
@@ -42,10 +42,10 @@ def test_weights_are_compared_as_they_are_kept(
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(10 * GIB)
-    device = CpuDevice(1, settings=CpuSettings(Kernels.AUTO, quantization))
+    device = CpuDevice(1, settings=CpuSettings(KernelChoice.AUTO, quantization))
     free = int(needed * GIB)
     for more in (0, -(2**20)):
-        monkeypatch.setattr(device, "memory", lambda more=more: MemoryFigures(16 * GIB, free + more))
+        monkeypatch.setattr(device.memory, "figures", lambda more=more: MemoryFigures(16 * GIB, free + more))
         if not more:
             check_weights_fit(tmp_path, CONFIG, dtype, device)
             continue
@@ -73,10 +73,10 @@ def test_what_torch_turns_out_to_keep_is_compared_too(
 
     monkeypatch.setattr(cpu_device, "open_library", refuse)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    device = CpuDevice(1, settings=CpuSettings(Kernels.AUTO))
+    device = CpuDevice(1, settings=CpuSettings(KernelChoice.AUTO))
     size = sum(file.stat().st_size for file in half.glob("*.safetensors"))
     free = size * 3 // 2
-    monkeypatch.setattr(device, "memory", lambda: MemoryFigures(16 * GIB, free))
+    monkeypatch.setattr(device.memory, "figures", lambda: MemoryFigures(16 * GIB, free))
     # It would fit if the native kernels computed it.
     check_weights_fit(half, read_config(half), "auto", device)
     with pytest.raises(InsufficientMemory, match=r"weights take 0\.00 GiB in float32 and"):

@@ -192,7 +192,7 @@ def test_one_copy_carries_everything() -> None:
     device = CpuDevice(1)
     parts = [torch.tensor([True, False]), torch.arange(6.0).view(2, 3), torch.tensor([[2**24 - 1]])]
     back = PackedCopy(device, parts).wait()
-    assert device.host_copies == 1
+    assert device.stream.host_copies == 1
     for part, other in zip(parts, (back.harmless, back.prompts, back.samples), strict=True):
         assert other is not None
         assert part.shape == other.shape

@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from catenary.seeds import uniform
-from services.engine.device import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.sampling.draw import (
     ComparingSearch,
@@ -31,7 +30,7 @@ from services.engine.sampling.draw import (
     invert,
 )
 from services.engine.sampling.inputs import Draws, Filters, uniforms
-from tests.support.sampling import CPU, row, run
+from tests.support.sampling import CPU, row, run, without_float64
 
 SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]
 
@@ -194,17 +193,11 @@ def test_inversion_picks_a_token_with_weight(search: Search, weights: list[float
     assert weights[int(index)] > 0
 
 
-class NarrowFloats(CpuDevice):
-    """A device without float64."""
-
-    wide_dtype = torch.float32
-
-
 @pytest.mark.parametrize("options", [{"top_p": 0.98}, {"top_k": 400, "top_p": 0.9}, {"min_p": 0.01}], ids=str)
 def test_a_device_without_float64_draws_the_same_tokens_but_for_rounding(options: dict[str, Any]) -> None:
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(4)).expand(400, -1)
     rows = [row(position=position, **options) for position in range(400)]
-    ours, theirs = (run(logits, rows, device=device) for device in (CPU, NarrowFloats(1)))
+    ours, theirs = (run(logits, rows, device=device) for device in (CPU, without_float64()))
     assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 398
 
 

@@ -11,12 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.device import CpuDevice
 from services.engine.runner.batches import static_counts
 from services.engine.sampling import RowStatus, SampledToken
 from services.engine.sampling.static_program import StaticProgram
 from tests.support.graph_device import GraphDevice
-from tests.support.sampling import row, run
+from tests.support.sampling import row, run, without_float64
 from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_masks, random_row
 from tests.support.static_sampling import STATIC_CPU, ShapeWatch, StaticCpu, StaticSampler, run_static
 
@@ -54,10 +53,6 @@ def test_they_agree_on_masked_rows(seed: int, count: int) -> None:
     assert [found[index] for index in free] == [unmasked[index] for index in free]
 
 
-class Narrow(CpuDevice):
-    wide_dtype = torch.float32
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10**6))
 def test_they_agree_without_float64(seed: int) -> None:
@@ -65,7 +60,7 @@ def test_they_agree_without_float64(seed: int) -> None:
     rows = [random_row(rng) for _ in range(4)]
     logits = random_logits(rng, 4)
     static = run_static(logits, rows, last_tokens=LAST_TOKENS, device=StaticCpu(wide=torch.float32))
-    same(static, run(logits, rows, last_tokens=LAST_TOKENS, device=Narrow(1)))
+    same(static, run(logits, rows, last_tokens=LAST_TOKENS, device=without_float64()))
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 130, 8300])
@@ -164,11 +159,8 @@ def test_more_drawn_rows_than_a_slice_holds() -> None:
 
 
 def test_each_computation_may_be_captured_and_replayed() -> None:
-    class StaticGraphs(GraphDevice):
-        static_shapes = True
-
     rng = random.Random(4)
-    device = StaticGraphs()
+    device = GraphDevice(static_shapes=True)
     sampler = StaticSampler(4, VOCAB, device)
     for _ in range(12):
         rows = [random_row(rng) for _ in range(4)]

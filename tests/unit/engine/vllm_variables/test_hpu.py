@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.device.hpu.kernels import parse_switches
+from services.engine.device.hpu.fused import parse_switches
 from services.engine.vllm_variables.hpu import recipe_cache
 from tests.support.moved import Moved, moved
 

@@ -194,9 +194,9 @@ def test_kernels_are_kept_in_the_cache_of_the_options(
 def test_pages_that_cannot_be_mapped_are_memory_that_is_out() -> None:
     device = CpuDevice(1)
     with pytest.raises(OSError, match="memory") as raised:
-        device.zeros((1 << 55,), torch.float32)
-    assert device.out_of_memory(raised.value)
-    assert not device.out_of_memory(FileNotFoundError(2, "No such file"))
+        device.memory.zeros((1 << 55,), torch.float32)
+    assert device.memory.out_of_memory(raised.value)
+    assert not device.memory.out_of_memory(FileNotFoundError(2, "No such file"))
 
 
 def refusal(directory: Path, **options: Any) -> str:
@@ -219,7 +219,7 @@ def test_models_that_are_not_native_are_refused_where_they_must_be(llama: Path, 
 
 def test_compiled_models_are_torchs(llama: Path) -> None:
     eager, compiled = (
-        CpuDevice(1, mode).native_decoder(open_decoder_spec(llama))
+        CpuDevice(1, mode).kernels.native_decoder(open_decoder_spec(llama))
         for mode in (ExecutionMode.EAGER, ExecutionMode.COMPILE)
     )
     assert eager is not None
@@ -227,9 +227,9 @@ def test_compiled_models_are_torchs(llama: Path) -> None:
     with pytest.raises(
         DeviceError, match="quantization int8 needs the native kernels: compiled and captured models"
     ):
-        CpuDevice(1, ExecutionMode.COMPILE, CpuSettings(quantization=Quantization.INT8)).native_decoder(
-            open_decoder_spec(llama)
-        )
+        CpuDevice(
+            1, ExecutionMode.COMPILE, CpuSettings(quantization=Quantization.INT8)
+        ).kernels.native_decoder(open_decoder_spec(llama))
 
 
 def open_decoder_spec(directory: Path) -> Any:

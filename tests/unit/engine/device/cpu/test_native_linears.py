@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.engine.device import CpuDevice, CpuSettings, DeviceError, ExecutionMode, Kernels, NativeLinear
+from services.engine.device import (
+    CpuDevice,
+    CpuSettings,
+    DeviceError,
+    ExecutionMode,
+    KernelChoice,
+    NativeLinear,
+)
 from services.engine.device import Quantization as Q
 
 # The largest relative error of a product with random Gaussian weights and rows.
@@ -14,7 +21,7 @@ ROWS = (1, 5, 33, 200)
 
 
 def device(quantization: Q | None = None, threads: int = 1, **more: object) -> CpuDevice:
-    return CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization), **more)  # type: ignore[arg-type]
+    return CpuDevice(threads, settings=CpuSettings(KernelChoice.NATIVE, quantization), **more)  # type: ignore[arg-type]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -27,7 +34,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_products_are_those_of_torch(
     outputs: int, inputs: int, dtype: torch.dtype, quantization: Q | None
 ) -> None:
-    linears = device(quantization).native_linears(dtype)
+    linears = device(quantization).kernels.native_linears(dtype)
     assert linears is not None
     weight, bias = random(outputs, inputs).to(dtype), random(outputs, seed=1).to(dtype)
     layer, plain = linears.pack(NativeLinear(weight, bias)), linears.pack(NativeLinear(weight))
@@ -53,14 +60,14 @@ def test_no_bit_depends_on_threads(quantization: Q | None) -> None:
     weight, x = random(100, 64), random(90, 64, seed=3)
     found = []
     for threads in (1, 3):
-        linears = device(quantization, threads).native_linears(torch.float32)
+        linears = device(quantization, threads).kernels.native_linears(torch.float32)
         assert linears is not None
         found.append(linears.pack(NativeLinear(weight))(x))
     assert torch.equal(*found)
 
 
 def test_rows_are_left_as_they_are() -> None:
-    linears = device(Q.INT8).native_linears(torch.float32)
+    linears = device(Q.INT8).kernels.native_linears(torch.float32)
     assert linears is not None
     layer = linears.pack(NativeLinear(random(16, 64)))
     x = random(9, 64)
@@ -71,7 +78,7 @@ def test_rows_are_left_as_they_are() -> None:
 
 
 def test_a_row_that_is_no_number_harms_no_other() -> None:
-    linears = device(Q.INT8).native_linears(torch.float32)
+    linears = device(Q.INT8).kernels.native_linears(torch.float32)
     assert linears is not None
     layer = linears.pack(NativeLinear(random(40, 64)))
     x = random(5, 64)
@@ -84,7 +91,7 @@ def test_a_row_that_is_no_number_harms_no_other() -> None:
 
 
 def test_other_rows_are_refused() -> None:
-    linears = device().native_linears(torch.bfloat16)
+    linears = device().kernels.native_linears(torch.bfloat16)
     assert linears is not None
     layer = linears.pack(NativeLinear(random(16, 64).bfloat16()))
     for x in (random(2, 64), random(2, 32).bfloat16()):
@@ -95,13 +102,15 @@ def test_other_rows_are_refused() -> None:
 
 
 def test_torch_computes_unless_it_was_asked_for() -> None:
-    assert CpuDevice(1).native_linears(torch.float32) is None
-    assert CpuDevice(1, settings=CpuSettings(Kernels.TORCH)).native_linears(torch.float32) is None
+    assert CpuDevice(1).kernels.native_linears(torch.float32) is None
+    assert (
+        CpuDevice(1, settings=CpuSettings(KernelChoice.TORCH)).kernels.native_linears(torch.float32) is None
+    )
     with pytest.raises(
         DeviceError, match="quantization int8 needs the native kernels: float16 is not native"
     ):
-        device(Q.INT8).native_linears(torch.float16)
+        device(Q.INT8).kernels.native_linears(torch.float16)
     with pytest.raises(
         DeviceError, match="cpu-kernels native needs the native kernels: compiled and captured models"
     ):
-        device(mode=ExecutionMode.COMPILE).native_linears(torch.float32)
+        device(mode=ExecutionMode.COMPILE).kernels.native_linears(torch.float32)

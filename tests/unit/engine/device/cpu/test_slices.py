@@ -50,12 +50,12 @@ def test_a_thread_asks_for_itself_alone() -> None:
 def test_the_threads_of_forwards_have_them_and_no_others(microseconds: int) -> None:
     library, before, usual = open_library(), threads(), slice_of(0)
     device = CpuDevice(3, settings=CpuSettings(slice_us=microseconds))
-    team = device.submit(partial(Team, library, 3)).result()
+    team = device.stream.submit(partial(Team, library, 3)).result()
     found = {slice_of(thread) for thread in threads() - before}
     assert found == {200_000 if microseconds and _KNOWN else usual}
     assert slice_of(0) == usual
     del team
-    device.close()
+    device.stream.close()
 
 
 def test_another_policy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

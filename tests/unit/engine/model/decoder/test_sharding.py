@@ -85,10 +85,10 @@ def test_mlp_partials_sum_to_the_whole(world: int) -> None:
 def test_expert_partials_sum_to_the_whole(world: int) -> None:
     if SPEC.experts is None:
         raise AssertionError
-    whole = randomized(ExpertMlp(SPEC, SPEC.experts, Shard(), DEVICE))
+    whole = randomized(ExpertMlp(SPEC, SPEC.experts, Shard(), DEVICE.kernels))
     total = torch.zeros(5, HIDDEN)
     for rank in range(world):
-        part = ExpertMlp(SPEC, SPEC.experts, Shard(rank, world), DEVICE)
+        part = ExpertMlp(SPEC, SPEC.experts, Shard(rank, world), DEVICE.kernels)
         fill(part, whole)
         total += part(x())
     assert torch.allclose(total, whole(x()), atol=1e-3)
@@ -143,5 +143,5 @@ def test_uneven_splits_are_refused() -> None:
             SPEC,
             replace(SPEC.experts or ExpertSpec(1, 1, 1, True, True), intermediate_size=30),
             Shard(0, 4),
-            DEVICE,
+            DEVICE.kernels,
         )

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import ModelError
 from services.engine.model.opening import open_model
 from services.engine.model.pooling import (
@@ -103,7 +103,7 @@ def test_encoders_with_packed_weights(
     kind: str, quantization: Quantization | None, limit: float, tmp_path: Path
 ) -> None:
     model = save_encoder(kind, tmp_path)
-    device = CpuDevice(1, settings=CpuSettings(Kernels.NATIVE, quantization))
+    device = CpuDevice(1, settings=CpuSettings(KernelChoice.NATIVE, quantization))
     embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=600)
     batch = documents()
     found = embedder.embed(batch)
@@ -114,7 +114,7 @@ def test_encoders_with_packed_weights(
 
 def test_an_encoder_says_what_it_cannot_do(tmp_path: Path) -> None:
     save_encoder("bert", tmp_path)
-    packed = CpuDevice(1, settings=CpuSettings(Kernels.NATIVE, Quantization.INT8))
+    packed = CpuDevice(1, settings=CpuSettings(KernelChoice.NATIVE, Quantization.INT8))
     with pytest.raises(ModelError, match="quantization int8 needs the native kernels: float16 is not native"):
         open_embedder(tmp_path, packed, dtype="float16")
     with pytest.raises(ModelError, match="model-backend decoder is for models that generate"):
@@ -136,8 +136,8 @@ def test_decoders_in_chunks(kind: str, pooling: Pooling, tmp_path: Path) -> None
     assert_independent(embedder, batch, expected(model, batch, pooling, normalize=False))
 
 
-@pytest.mark.parametrize("kernels", [Kernels.NATIVE, Kernels.TORCH])
-def test_a_decoder_that_embeds_keeps_no_head(kernels: Kernels, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [KernelChoice.NATIVE, KernelChoice.TORCH])
+def test_a_decoder_that_embeds_keeps_no_head(kernels: KernelChoice, tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
     device = CpuDevice(1, settings=CpuSettings(kernels))
     pooler: Any = open_embedder(tmp_path, device, dtype="float32", max_tokens=64)._pooler
@@ -171,12 +171,12 @@ def test_shapes_are_known_beforehand(tmp_path: Path) -> None:
     device = CpuDevice(1)
     embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=512)
     embedder.warm_up()
-    seen = device.shapes.first_seen
+    seen = device.execution.shapes.first_seen
     assert seen == len(embedder.shapes.all())
     rng = random.Random(1)
     for _ in range(10):
         embedder.embed([[5] * rng.randint(1, 320) for _ in range(rng.randint(1, 20))])
-    assert device.shapes.first_seen == seen
+    assert device.execution.shapes.first_seen == seen
 
 
 def test_a_document_that_overflows_leaves_its_neighbours_alone(tmp_path: Path) -> None:

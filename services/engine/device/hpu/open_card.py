@@ -20,7 +20,7 @@ from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError, ExecutionMode
 from services.engine.device.hpu.bridge import Bridge, installed, load_bridge, spawn_children
 from services.engine.device.hpu.device import HpuDevice
-from services.engine.device.hpu.kernels import parse_switches, probe_kernels
+from services.engine.device.hpu.fused import parse_switches, probe_kernels
 from services.engine.device.hpu.settings import HpuSettings, RecipeCache, properties_of
 
 
@@ -266,7 +266,7 @@ def _check(directory: Path, named: Path) -> None:
 
 
 def open_hpu(mode: ExecutionMode, settings: HpuSettings, *, local_rank: int = 0) -> HpuDevice:
-    """Acquires the card of this rank. Raises DeviceError, one line that says what to do."""
+    """Acquire the card of this rank. Raises DeviceError, one line that says what to do."""
     switches = parse_switches(settings.kernels)
     found = installed()
     if settings.recipe_cache is not None and found is not None:
@@ -282,5 +282,5 @@ def open_hpu(mode: ExecutionMode, settings: HpuSettings, *, local_rank: int = 0)
     if settings.numa_binding:
         bind_near(module)
     log.info("HPU acquired", card=name, software=bridge.version, mode=mode.value, module=module)
-    kernels = probe_kernels(properties, bridge.version, switches)
-    return HpuDevice(bridge, properties, mode, settings, kernels)
+    fused = probe_kernels(properties, bridge.version, switches)
+    return HpuDevice(bridge, properties, mode, settings, fused)
