@@ -17,8 +17,7 @@ from gateway.batches.store import SCHEMA, VERSION, BatchStore
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
 from gateway.responses.background import BackgroundRuns
-from gateway.responses.library import Library
-from gateway.responses.service import ResponsesService
+from gateway.responses.service import Library, ResponsesService
 from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.routes.batches import batch_routes, file_routes
 from gateway.routes.responses import ResponsesEndpoint, response_routes

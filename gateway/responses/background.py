@@ -1,27 +1,245 @@
-"""Responses that are made in the background, without a waiting client."""
+"""Responses that are made in the background, and the streams of their events: stored, then sent."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from starlette.types import Receive, Send
 
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from gateway.auth import Caller
-from gateway.errors import ApiError, internal, overloaded, unavailable
+from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
 from gateway.generation.service import Endpoint, GenerationService, Running
+from gateway.http.disconnect import ClientWatch
 from gateway.responses import events
-from gateway.responses.library import record_of
+from gateway.responses.events import Error, encode_event
 from gateway.responses.objects import ResponseStatus, decode_response, encode_response
 from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
-from gateway.responses.store import EventBatch, ResponseStore
-from gateway.responses.streams import EventLog, EventLogs, EventStreams
+from gateway.responses.store import EventBatch, ResponseStore, StoredEvents, not_found
 from gateway.schemas.chat import ChatRequest
 from gateway.state.jobs import JobOwner, JobRunner
+from gateway.streaming.writer import SSE_HEADERS
 
 _log = get_logger(__name__)
+
+
+# Between two transactions with new events.
+_FLUSH_S = 0.05
+# Between two looks for events that another gateway has stored.
+_LOOK_S = 0.3
+_MIB = 1 << 20
+
+
+class EventLog:
+    """The stream of one response that this gateway makes.
+
+    Readers are sent stored events only, so that each event that was sent is found again after any fault."""
+
+    def __init__(self, response_id: str, begun: Sequence[bytes], max_bytes: int) -> None:
+        """`begun`: its first events, which are stored already."""
+        self.response_id = response_id
+        self.number = len(begun)
+        """The sequence number of the next event."""
+        self.dropped = False
+        """Whether it became larger than `max_bytes`, so that no event of it stays stored."""
+        self.forgotten = False
+        """Whether the store has deleted its events."""
+        self.changed = asyncio.Event()
+        """Set when more is stored, and then replaced by another one."""
+        self._max_bytes = max_bytes
+        self._bytes = sum(map(len, begun))
+        self._waiting: list[bytes] = []
+        self._recent = EventBatch(0, tuple(begun))
+
+    def add(self, events: Sequence[bytes]) -> None:
+        """Append the next events."""
+        self.number += len(events)
+        self._bytes += sum(map(len, events))
+        self._waiting += events
+        if self._bytes > self._max_bytes:
+            self.dropped = True
+            self._waiting.clear()
+
+    def waiting(self) -> EventBatch:
+        """Return the events that are not stored yet."""
+        return EventBatch(self.number - len(self._waiting), tuple(self._waiting))
+
+    def stored(self, batch: EventBatch) -> None:
+        """Note that a batch of `waiting` is stored."""
+        if not self.dropped:
+            del self._waiting[: len(batch.events)]
+            self._recent = batch
+        self.notify()
+
+    def recent(self, after: int) -> Sequence[bytes]:
+        """Return the batch that was stored last if it follows `after`, else nothing."""
+        return self._recent.events if after + 1 == self._recent.first and not self.dropped else ()
+
+    def notify(self) -> None:
+        """Wake the readers."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class EventLogs:
+    """The logs of all responses that this gateway makes, which are stored together."""
+
+    def __init__(self, store: ResponseStore, max_bytes: int) -> None:
+        """`max_bytes`: of one response's events."""
+        self.max_bytes = max_bytes
+        self._store = store
+        self._logs: dict[str, EventLog] = {}
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, response_id: str, begun: Sequence[bytes]) -> EventLog:
+        """Begin the log of a response that is stored with its first events."""
+        log = self._logs[response_id] = EventLog(response_id, begun, self.max_bytes)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="response-events")
+        return log
+
+    def get(self, response_id: str) -> EventLog | None:
+        """Return the log of a response that is made here."""
+        return self._logs.get(response_id)
+
+    async def finish(self, response_id: str, status: ResponseStatus, response: bytes) -> None:
+        """Store a final response, with its last events if it has a log. Raise ApiError."""
+        log = self._logs.get(response_id)
+        # Earlier events of it may be in a transaction that has not ended.
+        async with self._lock:
+            last = None if log is None or log.dropped else log.waiting()
+            if await self._store.update(response_id, status, response, last) and log is not None and last:
+                log.stored(last)
+            if log is not None and log.dropped and not log.forgotten:
+                await self._store.add_events({}, {response_id})
+
+    def close(self, response_id: str) -> None:
+        """End the log of a response that is no longer made here."""
+        if (log := self._logs.pop(response_id, None)) is not None:
+            log.notify()
+
+    async def flush(self) -> None:
+        """Store the waiting events. Raise ApiError; they go on waiting then."""
+        async with self._lock:
+            logs = list(self._logs.values())
+            batches = {log: batch for log in logs if (batch := log.waiting()).events}
+            dropped = {log for log in logs if log.dropped and not log.forgotten}
+            if not batches and not dropped:
+                return
+            await self._store.add_events(
+                {log.response_id: batch for log, batch in batches.items()},
+                {log.response_id for log in dropped},
+            )
+            for log, batch in batches.items():
+                log.stored(batch)
+            for log in dropped:
+                log.forgotten = True
+                log.notify()
+
+    async def _run(self) -> None:
+        while self._logs:
+            # The store has logged the failure; the events are stored with later ones.
+            with suppress(ApiError):
+                await self.flush()
+            await asyncio.sleep(_FLUSH_S)
+
+
+class EventStreams:
+    """Sends streams of stored events, of responses that are made here or at another gateway, or are final."""
+
+    def __init__(self, store: ResponseStore, logs: EventLogs, max_streams: int) -> None:
+        """`logs`: of the responses that are made here; `max_streams`: at a time."""
+        self._store = store
+        self._logs = logs
+        self._max_streams = max_streams
+        self._open = 0
+        self._cut = False
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Count one stream in, which `send` needs. Raise ApiError 429."""
+        if self._open >= self._max_streams:
+            raise overloaded(
+                f"The server is sending its limit of {self._max_streams} streams of background responses."
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    def cut_off(self) -> None:
+        """End all streams with an error soon: the server stops."""
+        self._cut = True
+
+    async def send(self, owner: str, response_id: str, after: int, receive: Receive, send: Send) -> None:
+        """Answer with all events that follow sequence number `after` (-1: all), until the response ends.
+
+        Raise ApiError before the answer has begun, ClientGone at any time."""
+        found = self._told(await self._store.events(owner, response_id, after))
+        await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+        try:
+            async with ClientWatch(receive) as watch:
+                while not (found.final and not found.events):
+                    log = self._logs.get(response_id)
+                    changed = None if log is None else log.changed
+                    if found.events:
+                        await _send_part(send, found.events)
+                        after += len(found.events)
+                    elif self._cut:
+                        raise unavailable("The server is shutting down.")
+                    found = await self._next(owner, response_id, after, log)
+                    if not found.events and not found.final:
+                        await watch.run(_wait(changed))
+        except ApiError as error:
+            if error.status != 404:
+                event = Error(after + 1, error.code, error.message, error.param)
+                await _send_part(send, [encode_event(event)])
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, owner: str, response_id: str, after: int, log: EventLog | None) -> StoredEvents:
+        """Return events that follow `after`. Raise ApiError 404 once the response was deleted."""
+        if log is not None and (events := log.recent(after)):
+            return StoredEvents(events, kept=True, dropped=False, final=False)
+        return self._told(await self._store.events(owner, response_id, after))
+
+    def _told(self, found: StoredEvents | None) -> StoredEvents:
+        if found is None:
+            raise not_found()
+        if found.dropped:
+            raise bad_request(
+                "The events of this response were dropped: they had more than the limit of "
+                f"{self._logs.max_bytes / _MIB:.3g} MiB. The response itself can be read.",
+                "stream",
+                "events_dropped",
+            )
+        if not found.kept:
+            raise bad_request(
+                "Only a response that was made with both 'background' and 'stream' can be streamed later.",
+                "stream",
+                "unsupported_value",
+            )
+        return found
+
+
+async def _wait(changed: asyncio.Event | None) -> None:
+    """Wait until more is stored here, or it is time to look for events of another gateway."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_S):
+            if changed is None:
+                await asyncio.sleep(_LOOK_S)
+            else:
+                await changed.wait()
+
+
+async def _send_part(send: Send, events: Sequence[bytes]) -> None:
+    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
 
 
 _TURN_S = 0.3
@@ -77,7 +295,7 @@ class BackgroundRuns(JobOwner):
         # Other requests may start while the store writes.
         self._starting += 1
         try:
-            await self._store.add(record_of(request, self._runner.name), begun)
+            await self._store.add(request.record(self._runner.name), begun)
         finally:
             self._starting -= 1
         log = None if begun is None else self._logs.open(request.response.id, begun)
@@ -160,7 +378,7 @@ class BackgroundRuns(JobOwner):
 
 def _opening(request: ResponseRequest) -> list[bytes]:
     kinds = (events.Created, events.Queued)
-    return [events.encode_event(kind(number, request.response)) for number, kind in enumerate(kinds)]
+    return [encode_event(kind(number, request.response)) for number, kind in enumerate(kinds)]
 
 
 async def _finish(request: ResponseRequest, running: Running, log: EventLog | None) -> None:

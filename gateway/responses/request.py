@@ -16,6 +16,7 @@ from gateway.generation.service import Endpoint
 from gateway.ignored import current_ignored
 from gateway.responses import objects
 from gateway.responses.objects import Response, ResponseStatus
+from gateway.responses.store import StoredResponse
 from gateway.schemas import response_items as schema
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
@@ -350,6 +351,19 @@ class ResponseRequest:
             self.response.temperature = info.default_temperature
         if self.chat.top_p is None and info.HasField("default_top_p"):
             self.response.top_p = info.default_top_p
+
+    def record(self, runner: str | None = None) -> StoredResponse:
+        """Return the record of the response as it is now; `runner` makes it in the background."""
+        response = self.response
+        return StoredResponse(
+            response.id,
+            self.owner,
+            response.status,
+            response.previous_response_id,
+            objects.encode_response(response),
+            objects.encode_items(self.items),
+            runner,
+        )
 
     async def written(self, write: Callable[[], T]) -> T:
         """Return the result of `write`, which runs in a thread if it may take long."""

@@ -70,6 +70,11 @@ class ConversationTooLarge(Exception):
     """A conversation has more bytes than its reader accepts."""
 
 
+def not_found() -> ApiError:
+    """Return the error 404: no such response, or another owner's."""
+    return ApiError(404, "No such response is stored.", code="response_not_found", param="response_id")
+
+
 _VERSION = 1
 _RESPONSES = """
 CREATE TABLE IF NOT EXISTS responses (

@@ -16,11 +16,10 @@ from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.ignored import current_ignored
 from gateway.parsing.choice import ParserChoice
 from gateway.responses.events import ResponseEvent
-from gateway.responses.library import Library, page, stored_items
 from gateway.responses.objects import InputTokens, ItemPage
 from gateway.responses.objects import Response as ResponseObject
 from gateway.responses.request import ID_PREFIX
-from gateway.responses.service import ResponsesService
+from gateway.responses.service import Library, ResponsesService, page, stored_items
 from gateway.routes.completions import ChatEndpoint
 from gateway.routing import ASKS, STORED, Routes, operation
 from gateway.schemas.base import RequestLimits

@@ -12,8 +12,8 @@ import pytest
 
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
-from gateway.responses.library import Library
 from gateway.responses.objects import ResponseStatus, current_form, decode_response
+from gateway.responses.service import Library
 from gateway.responses.store import (
     ConversationTooLarge,
     EventBatch,
