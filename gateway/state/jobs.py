@@ -274,9 +274,10 @@ class JobRunner:
         known = list(self._tasks)
         held = await self._jobs.renew(self.name, known)
         for job_id in known:
-            if job_id in held:
+            # Some may have ended meanwhile.
+            if job_id in self._tasks and job_id in held:
                 self._owner.renewed(job_id, held[job_id])
-            else:
+            elif job_id not in held:
                 self.stop(job_id)
 
     def _ended(self, job_id: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -158,6 +158,29 @@ async def test_a_runner_gives_up_what_it_no_longer_holds(world: World) -> None:
     await owner.runner.close()
     assert (owner.finished[-1], owner.swept) == ("d", 1)
     assert [await world.claim("h"), await world.claim("h")] == ["d", None]
+
+
+async def test_a_job_that_ends_while_its_lease_is_renewed(world: World) -> None:
+    await world.add("a", "b")
+    owner = Owner(world)
+    renew, renewals = world.jobs.renew, 0
+
+    async def slowly(runner: str, job_ids: Collection[str]) -> dict[str, str]:
+        nonlocal renewals
+        held = await renew(runner, job_ids)
+        owner.runner.stop("a")
+        await eventually(lambda: "a" in owner.finished, "its end")
+        renewals += 1
+        return held
+
+    world.jobs.renew = slowly  # type: ignore[method-assign]
+    loop = asyncio.create_task(owner.runner.run())
+    await eventually(lambda: renewals > 2, "further turns")
+    assert not loop.done()
+    assert owner.statuses == {"b": "open"}
+    loop.cancel()
+    await asyncio.wait({loop})
+    await owner.runner.close()
 
 
 async def test_after_a_failure_of_the_store_others_have_time_to_renew(world: World) -> None:
