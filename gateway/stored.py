@@ -9,13 +9,15 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from catenary.runtime import StartRefused
+from gateway.batches import store as batches
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.job import JobLimits
 from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.service import BatchLimits, BatchService
-from gateway.batches.store import SCHEMA, VERSION, BatchStore
+from gateway.batches.store import BatchStore
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
+from gateway.responses import store as responses
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.service import Library, ResponsesService
 from gateway.responses.store import ResponseStore, StoreLimits
@@ -37,12 +39,20 @@ class StoredApis:
         """`serves`: whether requests for a model can be answered now.
 
         Raise StartRefused if a configured directory cannot be written."""
+        self._config = config
         self._directory = StateDirectory.open(config.state_dir, config.port)
+        self.databases: list[Database] = []
         path = self._directory.path
-        store = _response_store(config, path) if path is not None and config.store_responses else None
         endpoint = ResponsesEndpoint()
-        background = None
-        if store is not None:
+        store = background = None
+        if path is not None and config.store_responses:
+            database = self._database(path / "responses.sqlite3", responses.SCHEMA, responses.VERSION)
+            limits = StoreLimits(
+                config.max_stored_responses,
+                int(config.max_stored_mib * _MIB),
+                config.stored_response_days * _DAY_S,
+            )
+            store = ResponseStore(database, limits, lease_s=config.lease_s)
             background = BackgroundRuns(
                 generation,
                 endpoint,
@@ -52,8 +62,8 @@ class StoredApis:
                 max_streams=config.max_event_streams,
                 lease_s=config.lease_s,
             )
-        self._background = background
-        self._store: ResponseStore | None = store
+        self.store: ResponseStore | None = store
+        self.background = background
         self._library = Library(store, int(config.max_body_mib * _MIB))
         self._responses = ResponsesService(
             generation,
@@ -64,14 +74,15 @@ class StoredApis:
         )
         self._batches = None
         if path is not None and config.batches:
-            self._batches = _Batches(config, generation, path, serves)
+            database = self._database(path / "batches.sqlite3", batches.SCHEMA, batches.VERSION)
+            self._batches = _batch_service(config, generation, database, serves)
         self._care: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
 
     def routers(self) -> list[Routes]:
         made = [response_routes(self._responses, self._library)]
         if self._batches is not None:
-            made += [file_routes(self._batches.service), batch_routes(self._batches.service)]
+            made += [file_routes(self._batches), batch_routes(self._batches)]
         return made
 
     def use(self, app: ASGIApp, endpoints: Sequence[str]) -> None:
@@ -80,21 +91,21 @@ class StoredApis:
             self._batches.runner.use(app, endpoints)
 
     async def open(self) -> None:
-        """Open the stores. Raise StartRefused for one that cannot be used."""
-        if self._store is not None:
-            await self._store.open()
+        """Open the databases. Raise StartRefused for one that cannot be used."""
+        opened: list[Database] = []
         try:
-            if self._batches is not None:
-                await self._batches.database.open()
+            for database in self.databases:
+                await database.open()
+                opened.append(database)
         except StartRefused:
-            if self._store is not None:
-                await self._store.close()
+            for database in opened:
+                await database.close()
             raise
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Start the background work."""
-        if self._background is not None:
-            self._care = asyncio.create_task(self._background.run(), name="background-responses")
+        if self.background is not None:
+            self._care = asyncio.create_task(self.background.run(), name="background-responses")
         if self._batches is not None:
             self._running = asyncio.create_task(self._batches.runner.run(), name="batches")
         return [task for task in (self._care, self._running) if task is not None]
@@ -105,79 +116,52 @@ class StoredApis:
 
     def cut_off(self) -> None:
         """End the streams of background responses with an error: the server stops."""
-        if self._background is not None:
-            self._background.streams.cut_off()
+        if self.background is not None:
+            self.background.streams.cut_off()
 
     async def close(self) -> None:
         """End the background work and close the stores, after `pause`."""
         await _cancelled(self._care)
-        if self._background is not None:
-            await self._background.close()
-        if self._batches is not None:
-            await self._batches.database.close()
+        if self.background is not None:
+            await self.background.close()
+        for database in self.databases:
+            await database.close()
         self._directory.close()
 
+    def _database(self, path: Path, schema: str, version: int) -> Database:
+        database = Database(path, schema, version, reserve_bytes=int(self._config.state_reserve_mib * _MIB))
+        self.databases.append(database)
+        return database
 
-class _Batches:
-    """Files and batches, with the database that they share."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        generation: GenerationService,
-        directory: Path,
-        serves: Callable[[str], bool],
-    ) -> None:
-        self.database = Database(
-            directory / "batches.sqlite3",
-            SCHEMA,
-            VERSION,
-            reserve_bytes=int(config.state_reserve_mib * _MIB),
-        )
-        files = FileStore(self.database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
-        batches = BatchStore(self.database, lease_s=config.lease_s, max_batches=config.max_batches)
-        self.runner = BatchRunner(
-            batches,
-            files,
-            limits=RunnerLimits(
-                config.batches_at_work,
-                config.batch_lines_at_work,
-                config.batch_priority,
-                config.upload_timeout_s,
-                config.batch_model_wait_s,
-            ),
-            job_limits=JobLimits(
-                config.max_batch_lines,
-                int(config.max_body_mib * _MIB),
-                config.max_body_values,
-                config.batch_lines_at_work,
-            ),
-            serves=serves,
-        )
-        self.service = BatchService(
-            generation,
-            files=files,
-            batches=batches,
-            runner=self.runner,
-            limits=BatchLimits(
-                int(config.max_file_mib * _MIB), config.upload_timeout_s, config.file_days * _DAY_S
-            ),
-        )
+def _batch_service(
+    config: GatewayConfig, generation: GenerationService, database: Database, serves: Callable[[str], bool]
+) -> BatchService:
+    files = FileStore(database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
+    store = BatchStore(database, lease_s=config.lease_s, max_batches=config.max_batches)
+    runner = BatchRunner(
+        store,
+        files,
+        limits=RunnerLimits(
+            config.batches_at_work,
+            config.batch_lines_at_work,
+            config.batch_priority,
+            config.upload_timeout_s,
+            config.batch_model_wait_s,
+        ),
+        job_limits=JobLimits(
+            config.max_batch_lines,
+            int(config.max_body_mib * _MIB),
+            config.max_body_values,
+            config.batch_lines_at_work,
+        ),
+        serves=serves,
+    )
+    limits = BatchLimits(int(config.max_file_mib * _MIB), config.upload_timeout_s, config.file_days * _DAY_S)
+    return BatchService(generation, files=files, batches=store, runner=runner, limits=limits)
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.wait({task})
-
-
-def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:
-    limits = StoreLimits(
-        config.max_stored_responses,
-        int(config.max_stored_mib * _MIB),
-        config.stored_response_days * _DAY_S,
-    )
-    reserve_bytes = int(config.state_reserve_mib * _MIB)
-    return ResponseStore(
-        directory / "responses.sqlite3", limits, reserve_bytes=reserve_bytes, lease_s=config.lease_s
-    )

@@ -55,7 +55,7 @@ class BatchService:
         self._generation = generation
         self.files = files
         self.batches = batches
-        self._runner = runner
+        self.runner = runner
         self._limits = limits
 
     async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +85,7 @@ class BatchService:
         with self._generation.place():
             body: dict[str, Any] = await self._generation.read_object(scope, receive)
             request = parse_request(BatchRequest, body, self._generation.limits)
-            endpoints = self._runner.endpoints
+            endpoints = self.runner.endpoints
             if request.endpoint not in endpoints:
                 raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(endpoints)}.", "endpoint")
             caller, now = caller_of(scope), time.time()
@@ -106,7 +106,7 @@ class BatchService:
             claim = ClaimedBatch(batch, caller.owner, caller.cache_salt, new_id(FILE_ID), new_id(FILE_ID))
             after = request.output_expires_after
             await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
-            self._runner.wake()
+            self.runner.wake()
             await send_json(send, msgspec.json.encode(batch))
 
 

@@ -302,14 +302,13 @@ class BackgroundRuns(JobOwner):
         self._runner.start(request.response.id, self._run(request, caller, log))
 
     async def close(self) -> None:
-        """End what still runs with an error, and close the store."""
+        """End what still runs with an error."""
         if self._runner.running:
             with suppress(ApiError):
                 await self._logs.flush()
             await self._runner.close()
             with suppress(ApiError):
                 await self._end_abandoned()
-        await self._store.close()
 
     def ended(self, job_id: str) -> None:
         self._logs.close(job_id)

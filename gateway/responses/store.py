@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiosqlite
 
 from gateway.errors import ApiError
 from gateway.responses.objects import ResponseStatus
-from gateway.state.database import RESERVE_BYTES, Database
+from gateway.state.database import Database
 from gateway.state.jobs import Jobs, read_totals, totals_schema
 
 
@@ -75,7 +74,7 @@ def not_found() -> ApiError:
     return ApiError(404, "No such response is stored.", code="response_not_found", param="response_id")
 
 
-_VERSION = 1
+VERSION = 1
 _RESPONSES = """
 CREATE TABLE IF NOT EXISTS responses (
   id TEXT PRIMARY KEY,
@@ -126,7 +125,7 @@ CREATE TABLE IF NOT EXISTS item_places (
 CREATE INDEX IF NOT EXISTS item_places_by_id ON item_places (item_id);
 
 CREATE INDEX IF NOT EXISTS item_places_by_response ON item_places (response_id)"""
-_SCHEMA = "\n\n".join(
+SCHEMA = "\n\n".join(
     (_RESPONSES, totals_schema("responses", "count", "added", "changed", "removed"), _STREAMS_ITEMS)
 )
 _COLUMNS = "responses.id, owner, status, previous, response, items, runner"
@@ -167,27 +166,24 @@ class ResponseStore:
 
     def __init__(
         self,
-        path: Path,
+        database: Database,
         limits: StoreLimits,
         *,
-        reserve_bytes: int = RESERVE_BYTES,
         lease_s: float = 10.0,
         clock: Callable[[], float] = time.time,
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open nothing yet.
+        """Set its limits.
 
         Args:
-            path: its file.
+            database: with the tables of SCHEMA.
             limits: beyond which responses are deleted.
-            reserve_bytes: see Database.
             lease_s: seconds without a renewal after which a gateway counts as dead.
             clock: Unix time.
             elapsed: seconds of a monotonic clock.
         """
-        self._database = Database(path, _SCHEMA, _VERSION, reserve_bytes=reserve_bytes)
         self.jobs = Jobs(
-            self._database,
+            database,
             "responses",
             final=_FINAL,
             oldest="used",
@@ -195,16 +191,9 @@ class ResponseStore:
             clock=clock,
             elapsed=elapsed,
         )
+        self._database = database
         self._limits = limits
         self._clock = clock
-
-    async def open(self) -> None:
-        """Open the database. Raise StartRefused if it cannot be used."""
-        await self._database.open()
-
-    async def close(self) -> None:
-        """Close the database."""
-        await self._database.close()
 
     async def add(self, record: StoredResponse, events: Sequence[bytes] | None = None) -> None:
         """Store a response; one with a runner is held by it.

@@ -238,7 +238,7 @@ async def test_a_background_response_outlives_a_full_disk(
     path = f"{RESPONSES}/{made.json()['id']}"
     # Nothing can be written, with or without a reserve.
     disk.fill()
-    stack.gateway._stored._store._database._disk.give_up()  # type: ignore[union-attr]
+    stack.gateway._stored.databases[0]._disk.give_up()
     disk.fill()
     await stack.idle()
     # Its lease, which cannot be renewed, has run out when there is room again.

@@ -15,6 +15,8 @@ from gateway.errors import ApiError
 from gateway.responses.objects import ResponseStatus, current_form, decode_response
 from gateway.responses.service import Library
 from gateway.responses.store import (
+    SCHEMA,
+    VERSION,
     ConversationTooLarge,
     EventBatch,
     ResponseStore,
@@ -22,6 +24,7 @@ from gateway.responses.store import (
     StoredResponse,
     StoreLimits,
 )
+from gateway.state.database import Database
 
 
 class Clock:
@@ -36,12 +39,21 @@ def clock() -> Clock:
     return Clock()
 
 
+def database_at(path: Path) -> Database:
+    return Database(path, SCHEMA, VERSION)
+
+
 @pytest.fixture
-async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[ResponseStore]:
-    opened = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = database_at(tmp_path / "r.sqlite3")
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def store(database: Database, clock: Clock) -> ResponseStore:
+    return ResponseStore(database, StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
 
 
 def record(response_id: str, previous: str | None = None, size: int = 10, **fields: object) -> StoredResponse:
@@ -69,11 +81,11 @@ async def test_only_the_owner_sees_a_response(store: ResponseStore) -> None:
     assert await store.get("me", "a") is None
 
 
-async def test_reading_needs_no_write(store: ResponseStore, clock: Clock) -> None:
+async def test_reading_needs_no_write(store: ResponseStore, database: Database, clock: Clock) -> None:
     await store.add(record("a"))
     await store.add(record("b", previous="a"))
     # As on a disk that has become read-only, or has no room.
-    await store._database._connection.execute("PRAGMA query_only = ON")
+    await database._connection.execute("PRAGMA query_only = ON")
     clock.now += 1
     assert await store.get("me", "a") == record("a")
     assert await store.conversation("me", "b", 1000) == [record("a"), record("b", previous="a")]
@@ -152,10 +164,9 @@ async def test_leases(store: ResponseStore, clock: Clock) -> None:
     assert await store.jobs.renew("g", ["a", "b"]) == {}
 
 
-async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock: Clock) -> None:
+async def test_a_clock_that_is_set_ends_nobodys_responses(database: Database, clock: Clock) -> None:
     elapsed = Clock()
-    store = ResponseStore(tmp_path / "r", StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
-    await store.open()
+    store = ResponseStore(database, StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
     await store.add(record("lives", status=ResponseStatus.IN_PROGRESS, runner="g"))
     await store.add(record("died", status=ResponseStatus.IN_PROGRESS, runner="h"))
     for step in (25 * 3600, -50 * 3600):
@@ -166,7 +177,6 @@ async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock:
         time_of.now += 11
     await store.jobs.renew("g", ["lives"])
     assert await claimed(store) == ["died"]
-    await store.close()
 
 
 async def test_what_is_worked_on_is_not_forgotten(store: ResponseStore, clock: Clock) -> None:
@@ -179,19 +189,20 @@ async def test_what_is_worked_on_is_not_forgotten(store: ResponseStore, clock: C
 
 
 async def test_two_gateways_share_a_file(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
-    other = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
-    await other.open()
+    opened = database_at(tmp_path / "r.sqlite3")
+    await opened.open()
+    other = ResponseStore(opened, StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
     await store.add(record("a"))
     assert await other.get("me", "a") == record("a")
-    await other.close()
+    await opened.close()
 
 
 async def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     with pytest.raises(StartRefused, match="x is no database"):
-        await ResponseStore(tmp_path / "x", StoreLimits(5, 1000, 100.0)).open()
+        await database_at(tmp_path / "x").open()
     with pytest.raises(StartRefused):
-        await ResponseStore(tmp_path / "no" / "x", StoreLimits(5, 1000, 100.0)).open()
+        await database_at(tmp_path / "no" / "x").open()
 
 
 async def test_events_are_told_from_any_on(store: ResponseStore, clock: Clock) -> None:
@@ -233,7 +244,9 @@ async def test_events_that_were_dropped_or_never_kept(store: ResponseStore) -> N
     assert await store.events("me", "b", -1) == StoredEvents((), False, False, True)
 
 
-async def test_bytes_of_events_count_and_go_with_their_response(store: ResponseStore, clock: Clock) -> None:
+async def test_bytes_of_events_count_and_go_with_their_response(
+    store: ResponseStore, database: Database, clock: Clock
+) -> None:
     await store.add(record("a", status=ResponseStatus.IN_PROGRESS), [b"x" * 500 + b"\n\n"])
     clock.now += 1
     await store.add(record("b", size=400))
@@ -243,7 +256,7 @@ async def test_bytes_of_events_count_and_go_with_their_response(store: ResponseS
     await store.add(record("c", size=400))
     assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
     assert await store.events("me", "a", -1) is None
-    assert await store._database.fetch("SELECT * FROM events") == []
+    assert await database.fetch("SELECT * FROM events") == []
 
 
 async def test_all_events_come_however_many_chunks_there_are(store: ResponseStore) -> None:
@@ -338,28 +351,24 @@ def old_record(name: str, **fields: object) -> StoredResponse:
     return record(name, status=status, response=response, items=json.dumps(ASKED).encode())
 
 
-async def test_responses_of_older_builds_are_read(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "r.sqlite3", StoreLimits(5, 1 << 20, 100.0))
-    await store.open()
-    try:
-        await store.add(old_record("old"))
-        # A long one is read beside the loop.
-        await store.add(old_record("long", instructions="x" * (1 << 17)))
-        await store.add(old_record("open", status="in_progress", output=[]))
-        library = Library(store, 1 << 20)
-        for name in ("old", "long"):
-            assert json.loads((await library.get("me", name)).response).items() >= SAMPLING.items()
-            assert json.loads(await library.cancel("me", name))["status"] == "completed"
-        items = await library.conversation("me", "old")
-        assert [type(item).__name__ for item in items] == ["ResponseMessage"] * 2
-        cancelled = json.loads(await library.cancel("me", "open"))
-        assert cancelled.items() >= (SAMPLING | {"status": "cancelled"}).items()
-        # What this build writes is shown as it was stored.
-        written = (await library.get("me", "open")).response
-        assert json.loads(written) == cancelled
-        assert current_form(written) is written
-    finally:
-        await store.close()
+async def test_responses_of_older_builds_are_read(database: Database) -> None:
+    store = ResponseStore(database, StoreLimits(5, 1 << 20, 100.0))
+    await store.add(old_record("old"))
+    # A long one is read beside the loop.
+    await store.add(old_record("long", instructions="x" * (1 << 17)))
+    await store.add(old_record("open", status="in_progress", output=[]))
+    library = Library(store, 1 << 20)
+    for name in ("old", "long"):
+        assert json.loads((await library.get("me", name)).response).items() >= SAMPLING.items()
+        assert json.loads(await library.cancel("me", name))["status"] == "completed"
+    items = await library.conversation("me", "old")
+    assert [type(item).__name__ for item in items] == ["ResponseMessage"] * 2
+    cancelled = json.loads(await library.cancel("me", "open"))
+    assert cancelled.items() >= (SAMPLING | {"status": "cancelled"}).items()
+    # What this build writes is shown as it was stored.
+    written = (await library.get("me", "open")).response
+    assert json.loads(written) == cancelled
+    assert current_form(written) is written
 
 
 def test_a_stored_response_that_is_damaged_is_no_older_one() -> None:

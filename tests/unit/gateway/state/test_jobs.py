@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.store import SCHEMA, VERSION, BatchStore
+from gateway.batches import store as batches
+from gateway.batches.store import BatchStore
 from gateway.errors import ApiError
+from gateway.responses import store as responses
 from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.state.database import Database
@@ -233,9 +235,11 @@ async def test_responses_of_version_1_are_read_and_taken_over(tmp_path: Path) ->
     old.commit()
     old.close()
 
-    store = ResponseStore(path, StoreLimits(9, 1000, 100.0), clock=lambda: 1000.0, elapsed=lambda: 0.0)
-    await store.open()
+    database = Database(path, responses.SCHEMA, responses.VERSION)
+    await database.open()
     try:
+        limits = StoreLimits(9, 1000, 100.0)
+        store = ResponseStore(database, limits, clock=lambda: 1000.0, elapsed=lambda: 0.0)
         found = await store.get("me", "done")
         assert found is not None
         assert (found.status, found.response) == (ResponseStatus.COMPLETED, b'{"output": []}')
@@ -249,7 +253,7 @@ async def test_responses_of_version_1_are_read_and_taken_over(tmp_path: Path) ->
         assert stored is not None
         assert stored.events == [b"1\n\n"]
     finally:
-        await store.close()
+        await database.close()
 
 
 async def test_batches_of_version_1_are_read_and_taken_over(tmp_path: Path) -> None:
@@ -277,7 +281,7 @@ async def test_batches_of_version_1_are_read_and_taken_over(tmp_path: Path) -> N
     old.commit()
     old.close()
 
-    database = Database(path, SCHEMA, VERSION)
+    database = Database(path, batches.SCHEMA, batches.VERSION)
     await database.open()
     try:
         store = BatchStore(database, lease_s=10, max_batches=9, clock=lambda: 1000.0, elapsed=lambda: 0.0)
