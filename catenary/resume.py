@@ -28,7 +28,7 @@ ROUTER_LOST = common_pb2.Error(
 ABORTED = common_pb2.Error(
     code=common_pb2.ERROR_CODE_UNAVAILABLE, message="The request was aborted by the server.", retryable=True
 )
-# What no other life could better.
+# Ends that another attempt could not improve.
 GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 NO_REASON = common_pb2.Error(
     code=common_pb2.ERROR_CODE_INTERNAL, message="The sequence failed without a reason."
@@ -43,12 +43,12 @@ class Cause(StrEnum):
     # Its engine failed it, and perhaps a whole step with it.
     ENGINE_FAILED = "engine_failed"
     ROUTER_LOST = "router_lost"
-    # What runs it is about to end, or takes nothing new.
+    # Its engine or router is about to end, or takes nothing new.
     DRAINING = "draining"
-    # Nobody serves the model at the moment.
+    # No engine serves the model at the moment.
     UNAVAILABLE = "unavailable"
     OVERLOADED = "overloaded"
-    # Somebody other than its reader has aborted it.
+    # Aborted, and not by its reader.
     ABORTED = "aborted"
 
 
@@ -63,7 +63,7 @@ _CAUSES: dict[int, Cause] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a life. `cause` is None for what no repetition mends; `refused`: it was never accepted."""
+    """The end of an attempt. cause: None if a retry does not mend the error. refused: before admission."""
 
     error: common_pb2.Error
     cause: Cause | None
@@ -72,7 +72,7 @@ class Failure:
 
     @classmethod
     def of_end(cls, end: common_pb2.SequenceEnd) -> Failure:
-        """An end with FINISH_REASON_ERROR, or with an ABORT that its reader did not ask for."""
+        """Read an end with FINISH_REASON_ERROR, or with an ABORT that the reader did not ask for."""
         if end.reason == common_pb2.FINISH_REASON_ABORT:
             return cls(ABORTED, Cause.ABORTED, usage=end.usage)
         error = end.error if end.HasField("error") else NO_REASON
@@ -80,7 +80,7 @@ class Failure:
 
     @classmethod
     def of_refusal(cls, error: common_pb2.Error) -> Failure:
-        """A refusal, of a submit that may be the first one or not."""
+        """Read a refusal, of a first submit or of a retry."""
         cause = _CAUSES.get(error.code) if error.retryable else None
         if cause is Cause.ENGINE_FAILED:
             cause = None
@@ -91,12 +91,12 @@ class Failure:
 
     @classmethod
     def router_lost(cls) -> Failure:
-        """The stream to the router broke, or the router is silent."""
+        """Return the failure of a stream that broke, or of a router that is silent."""
         return cls(ROUTER_LOST, Cause.ROUTER_LOST)
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """Submit `Resumable.spec()` after `delay_s` seconds; by the clock's time `until`, or not at all."""
 
     cause: Cause
@@ -106,41 +106,41 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Nothing is missing: its last token was there, and only the word that it is the last one was lost."""
+    """The sequence is complete: its last token was passed on, and only the message of its end was lost."""
 
     end: common_pb2.SequenceEnd
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """It was tried for long enough, or harms engines."""
+    """No further attempt: there were enough, or the sequence kills engines."""
 
     cause: Cause
     error: common_pb2.Error
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Its reader gets this error: trying again does not mend it."""
+class NotRetried:
+    """The reader gets this error: a retry does not mend it."""
 
     error: common_pb2.Error
 
 
-Verdict: TypeAlias = Again | Finished | GivenUp | Passed
+Verdict: TypeAlias = Retry | Finished | GivenUp | NotRetried
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
     """Bounds of failover, for every sequence alike.
 
-    max_attempts: lives in a row that may end without a token; max_lives: lives of a sequence in all;
-    wait_s: seconds in which nobody may take it before it is given up, counted from the failure;
-    first_delay_s, longest_delay_s: pauses before it is submitted again double between these, each shortened
+    fruitless_attempts: attempts in a row that may end without a token; total_attempts: attempts in all;
+    wait_s: seconds after a failure in which an engine must take the sequence, else it is given up;
+    first_delay_s, longest_delay_s: the pause before a retry doubles from one to the other, and is shortened
     by up to half at random.
     """
 
-    max_attempts: int = 8
-    max_lives: int = 64
+    fruitless_attempts: int = 8
+    total_attempts: int = 64
     wait_s: float = 15.0
     first_delay_s: float = 0.02
     longest_delay_s: float = 2.0
@@ -150,10 +150,10 @@ _DIGEST_BYTES = 16
 
 
 class PoisonedRequests:
-    """Fingerprints of requests during whose first forward an engine died that computed nothing else.
+    """Fingerprints of poisoned requests: an engine died in the first forward of one in quarantine.
 
-    At most `limit` of them, each for `ttl_s` seconds: who sends such a request again under another name gets
-    no further engine. While there are none, nothing is computed.
+    At most `limit` of them, each for `ttl_s` seconds. A client that sends such a request again, under another
+    id, is refused. While there are none, no fingerprint is computed.
     """
 
     def __init__(self, *, limit: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -173,7 +173,7 @@ class PoisonedRequests:
         return bool(self._until) and fingerprint(spec) in self._until
 
     def add(self, spec: common_pb2.SequenceSpec) -> None:
-        """An engine died while it computed this sequence alone."""
+        """Remember a sequence that killed an engine in quarantine."""
         name = fingerprint(spec)
         self._until[name] = self._clock() + self._ttl_s
         self._until.move_to_end(name)
@@ -182,10 +182,10 @@ class PoisonedRequests:
 
 
 def fingerprint(spec: common_pb2.SequenceSpec) -> bytes:
-    """A digest of what an engine computes for a sequence: its prompt and parameters.
+    """Return a digest of what an engine computes for a sequence: its prompt and parameters.
 
-    The seed, which is drawn anew for most requests, who asks, and what is reported are left out, and so is
-    what was emitted before: another life of the sequence is the same request.
+    Left out: the seed, which is drawn anew for most requests, the caller, what is reported, and the tokens
+    that were emitted: each attempt of a sequence is the same request.
     """
     prompt_len = spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids)
     sampling = common_pb2.SamplingParams()
@@ -237,16 +237,16 @@ class ResumeOptions(BaseModel):
     )
 
     def resume_policy(self) -> ResumePolicy:
-        """How often and how long a sequence is tried again."""
+        """Return how often and how long a sequence is retried."""
         return ResumePolicy(self.failover_attempts, self.failover_lives, self.failover_wait_s)
 
     def poisoned_requests(self) -> PoisonedRequests:
-        """A memory for requests that kill engines."""
+        """Return an empty memory for requests that kill engines."""
         return PoisonedRequests(limit=self.max_poisoned, ttl_s=self.poison_ttl_s)
 
 
-# Engines that may die in a sequence's first forward before it is computed alone.
-DEATHS_BEFORE_ALONE = 2
+# Engines that may die in a sequence's first forward before it is quarantined.
+DEATHS_BEFORE_QUARANTINE = 2
 
 POISONED = common_pb2.Error(
     code=common_pb2.ERROR_CODE_POISONED,
@@ -255,30 +255,30 @@ POISONED = common_pb2.Error(
 
 
 class Resumable:
-    """A sequence through all of its lives. A life begins with `spec()` submitted, and ends with a failure.
+    """A sequence with all of its attempts. One begins with `spec()` submitted, and ends with a failure.
 
-    Whoever reads the sequence calls `record` with all that is passed on, so that nothing is lost or comes
-    twice. A sequence that emits nothing before its end (a beam search, a document) starts anew.
+    The reader of the sequence calls `record` with all tokens that it passes on, so that none is lost or comes
+    twice. A sequence that emits nothing before its end (a beam search, a document) starts from its beginning.
     """
 
     __slots__ = (
-        "_alone",
-        "_attempts",
+        "_attempt_from",
         "_backoff",
         "_deaths",
         "_emitted",
         "_eos",
         "_failed",
         "_first_usage",
-        "_given",
-        "_life_from",
-        "_lives",
+        "_fruitless",
         "_policy",
         "_prompt",
+        "_quarantined",
+        "_reported",
+        "_reported_now",
         "_resumed",
         "_since",
-        "_told",
-        "_told_now",
+        "_spec",
+        "_total",
     )
 
     def __init__(
@@ -289,49 +289,49 @@ class Resumable:
         like: Resumable | None = None,
         eos_token_ids: Collection[int] = (),
     ) -> None:
-        """`spec` is kept, and gets a seed if it has none.
+        """Keep `spec`, and give it a seed if it has none.
 
         Args:
-            spec: the sequence; tokens that it has beyond prompt_len were emitted to somebody else before.
-            policy: how often and how long it is tried.
-            like: one with the same prompt: the tokens are held once for both, and taken out of `spec`.
+            spec: the sequence; its tokens beyond prompt_len were emitted before, by another process.
+            policy: how often and how long the sequence is retried.
+            like: a sequence with the same prompt: the tokens are held once for both, and removed from `spec`.
             eos_token_ids: the model's, if they are known.
         """
         if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
             spec.sampling.seed = draw_seed()
-        self._given = self._prompt = spec
+        self._spec = self._prompt = spec
         if like is not None and len(like._prompt.token_ids) == len(spec.token_ids):
             self._prompt = like._prompt
             spec.ClearField("token_ids")
         self._policy = policy
         self._eos = eos_token_ids
         self._emitted = array("I")
-        # How many tokens there were when this life began.
-        self._life_from = 0
-        self._lives = 0
-        # Lives in a row without a token, those of them in which an engine died, and whether one failed it.
-        self._attempts = 0
+        # Emitted tokens at the begin of this attempt.
+        self._attempt_from = 0
+        self._total = 0
+        # Attempts in a row without a token; engines that died in them; whether an engine failed one of them.
+        self._fruitless = 0
         self._deaths = 0
         self._failed = False
-        self._alone = False
+        self._quarantined = False
         self._resumed = False
-        # Since when nobody runs it.
+        # Since when no engine runs it.
         self._since: float | None = None
         self._backoff: Backoff | None = None
-        # Log probabilities of prompt tokens that were passed on, and those that this life has told.
-        self._told = 0
-        self._told_now = 0
+        # Log probabilities of prompt tokens that were passed on, and those that this attempt has reported.
+        self._reported = 0
+        self._reported_now = 0
         self._first_usage: common_pb2.Usage | None = None
 
     @property
     def request_id(self) -> str:
-        """For logs."""
-        return self._given.request_id
+        """Id of the sequence, for logs."""
+        return self._spec.request_id
 
     @property
     def model(self) -> str:
         """Served model name."""
-        return self._given.model
+        return self._spec.model
 
     @property
     def resumed(self) -> bool:
@@ -339,61 +339,61 @@ class Resumable:
         return self._resumed
 
     @property
-    def alone(self) -> bool:
-        """Whether the next life is to be alone on its engine (`Submit.alone`)."""
-        return self._alone
+    def quarantined(self) -> bool:
+        """Whether the next attempt has an engine to itself (`Submit.alone`)."""
+        return self._quarantined
 
     @property
     def emitted(self) -> int:
-        """Tokens that were passed on."""
+        """Number of tokens that were passed on."""
         return len(self._emitted)
 
     def record(self, token_ids: Sequence[int]) -> None:
-        """These tokens were passed on."""
+        """Note tokens that were passed on to the reader."""
         self._emitted.extend(token_ids)
 
     def record_prompt(self, count: int) -> int:
-        """This life has told `count` more log probabilities of prompt tokens. Returns how many of them, from
-        the first on, were passed on in an earlier life: they are to be left out."""
-        known = max(0, min(count, self._told - self._told_now))
-        self._told_now += count
-        self._told = max(self._told, self._told_now)
+        """Note `count` more log probabilities of prompt tokens. Return how many of them, from the first on,
+        the reader leaves out: they were passed on in an earlier attempt."""
+        known = max(0, min(count, self._reported - self._reported_now))
+        self._reported_now += count
+        self._reported = max(self._reported, self._reported_now)
         return known
 
     def spec(self) -> common_pb2.SequenceSpec:
-        """What to submit now: the given one before the first token, else a new one with all tokens."""
-        if not self._emitted and not self._told and self._given is self._prompt:
-            return self._given
+        """Return the spec to submit: the original before the first token, else a copy with all tokens."""
+        if not self._emitted and not self._reported and self._spec is self._prompt:
+            return self._spec
         spec = common_pb2.SequenceSpec()
-        spec.CopyFrom(self._given)
-        if self._given is not self._prompt:
+        spec.CopyFrom(self._spec)
+        if self._spec is not self._prompt:
             spec.token_ids.MergeFrom(self._prompt.token_ids)
         spec.prompt_len = self._prompt_len
         spec.token_ids.extend(self._emitted)
-        if spec.response.HasField("prompt_logprobs") and (self._emitted or self._prompt_told):
+        if spec.response.HasField("prompt_logprobs") and (self._emitted or self._prompt_reported):
             spec.response.ClearField("prompt_logprobs")
         return spec
 
     def settle(self, usage: common_pb2.Usage) -> None:
-        """Put the counters of its end right, in place: what was cached counts for the life that gave the
-        first token, and as 0 if that one was lost before it told."""
+        """Correct the counters of the end, in place: cached tokens are those of the attempt that gave the
+        first token, and 0 if that attempt was lost before it reported them."""
         if (first := self._first_usage) is not None:
             usage.cached_tokens = first.cached_tokens
             usage.transferred_tokens = first.transferred_tokens
 
     def after(self, failure: Failure, now: float) -> Verdict:
-        """What to do about a failure at the steady time `now`, in seconds."""
+        """Decide about a failure at the steady time `now`, in seconds."""
         if not failure.refused:
-            self._end_life(failure)
+            self._end_attempt(failure)
         if (end := self._whole(failure)) is not None:
             return Finished(end)
-        # A queue that is full is told of; what had a place already waits for another one. So does what a
-        # router sends away that ends: it may have waited there.
+        # A full queue is reported to the reader; a sequence that was admitted before waits for another place.
+        # So does one that a draining router refuses: it may have waited there.
         full = failure.refused and failure.cause is Cause.OVERLOADED and not self._resumed
         if not failure.refused or failure.cause is Cause.DRAINING:
             self._admitted()
         if failure.cause is None or full:
-            return Passed(failure.error)
+            return NotRetried(failure.error)
         if not failure.refused and (given_up := self._hopeless(failure, failure.cause)) is not None:
             return given_up
         if self._since is None or not failure.refused:
@@ -406,57 +406,57 @@ class Resumable:
             delay = max(delay, failure.error.retry_after_ms / 1000)
         if now + delay > until:
             return GivenUp(failure.cause, failure.error)
-        return Again(failure.cause, delay, until)
+        return Retry(failure.cause, delay, until)
 
-    def _end_life(self, failure: Failure) -> None:
-        self._lives += 1
-        self._told_now = 0
-        if len(self._emitted) > self._life_from:
-            if self._life_from == 0:
+    def _end_attempt(self, failure: Failure) -> None:
+        self._total += 1
+        self._reported_now = 0
+        if len(self._emitted) > self._attempt_from:
+            if self._attempt_from == 0:
                 self._first_usage = failure.usage or common_pb2.Usage()
-            self._life_from = len(self._emitted)
-            self._attempts = self._deaths = 0
-            self._alone = self._failed = False
+            self._attempt_from = len(self._emitted)
+            self._fruitless = self._deaths = 0
+            self._quarantined = self._failed = False
             self._backoff = None
             return
-        self._attempts += 1
+        self._fruitless += 1
         if failure.cause is Cause.ENGINE_LOST:
             self._deaths += 1
 
     def _admitted(self) -> None:
-        """It had its place: no queue refuses it, and it waits for longer than its client may have wanted."""
+        """Mark it as admitted: no queue refuses it any more, and its client's limit of the wait is over."""
         self._resumed = True
-        self._given.ClearField("max_wait_ms")
+        self._spec.ClearField("max_wait_ms")
 
     def _hopeless(self, failure: Failure, cause: Cause) -> GivenUp | None:
-        """Whether the life that has ended was the last one."""
-        if self._attempts:
-            if cause is Cause.ENGINE_LOST and self._alone:
+        """Return the verdict if the attempt that has ended was the last one."""
+        if self._fruitless:
+            if cause is Cause.ENGINE_LOST and self._quarantined:
                 return GivenUp(cause, POISONED)
-            self._alone = self._alone or self._deaths >= DEATHS_BEFORE_ALONE
+            self._quarantined = self._quarantined or self._deaths >= DEATHS_BEFORE_QUARANTINE
         if cause is Cause.ENGINE_FAILED:
             if self._failed:
                 return GivenUp(cause, failure.error)
             self._failed = True
-        if self._attempts >= self._policy.max_attempts or self._lives >= self._policy.max_lives:
+        if self._fruitless >= self._policy.fruitless_attempts or self._total >= self._policy.total_attempts:
             return GivenUp(cause, failure.error)
         return None
 
     @property
     def _prompt_len(self) -> int:
-        given = self._given
-        return given.prompt_len if given.HasField("prompt_len") else len(self._prompt.token_ids)
+        spec = self._spec
+        return spec.prompt_len if spec.HasField("prompt_len") else len(self._prompt.token_ids)
 
     @property
-    def _prompt_told(self) -> bool:
-        return 0 < self._told == self._prompt_len - 1
+    def _prompt_reported(self) -> bool:
+        return 0 < self._reported == self._prompt_len - 1
 
     def _whole(self, failure: Failure) -> common_pb2.SequenceEnd | None:
-        """The end that it must have had, if its last token was passed on: to submit it again would be
+        """Return the end that the sequence must have had, if its last token was passed on: a retry would be
         refused, since nothing is left to generate."""
         if not self._emitted:
             return None
-        prompt_len, stopping = self._prompt_len, self._given.stopping
+        prompt_len, stopping = self._prompt_len, self._spec.stopping
         count = len(self._prompt.token_ids) - prompt_len + len(self._emitted)
         usage = common_pb2.Usage(prompt_tokens=prompt_len, completion_tokens=count)
         last = self._emitted[-1]

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 from catenary.resume import (
     GOOD_ENDS,
     POISONED,
-    Again,
     Cause,
     Failure,
     Finished,
@@ -20,6 +19,7 @@ from catenary.resume import (
     PoisonedRequests,
     Resumable,
     ResumePolicy,
+    Retry,
 )
 from catenary.rpc import resolve
 from catenary.telemetry import get_logger
@@ -384,7 +384,7 @@ class FailoverSession:
         """Retry a sequence, end it with what it has, or end it with an error."""
         loop = asyncio.get_running_loop()
         verdict = sequence.resumable.after(failure, loop.time())
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             if not failure.refused:
                 self._on_resumed(verdict.cause)
             _log.debug("sequence is retried", request=sequence.resumable.request_id, cause=verdict.cause)
@@ -421,7 +421,7 @@ class FailoverSession:
         if self._waiting.pop(sequence.handle, None) is not None and sequence.timer is not None:
             sequence.timer.cancel()
             sequence.timer = None
-        whole = not resumable.emitted and not resumable.alone
+        whole = not resumable.emitted and not resumable.quarantined
         leader = group.leader if whole else None
         shares = leader is not None and leader.placed_whole and leader.session is session
         if whole and not shares:
@@ -430,7 +430,7 @@ class FailoverSession:
             spec=resumable.spec(),
             same_prompt_as=leader.stream_handle if shares and leader is not None else None,
             resumed=resumable.resumed,
-            alone=resumable.alone,
+            alone=resumable.quarantined,
         )
         sequence.tried, sequence.placed_whole, sequence.session = True, whole, session
         sequence.stream_handle = session.submit(submit, sequence)

@@ -1,4 +1,4 @@
-"""The one sequence of a plain `Generate` call, through all of its lives."""
+"""The one sequence of a plain `Generate` call, with all of its attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from catenary.columns import StepRow, join_logprobs, join_prompt_logprobs
-from catenary.resume import GOOD_ENDS, Again, Cause, Failure, Finished, Resumable, ResumePolicy
+from catenary.resume import GOOD_ENDS, Cause, Failure, Finished, Resumable, ResumePolicy, Retry
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import Refused
 from services.router.dispatch.dispatcher import Dispatcher
@@ -29,12 +29,12 @@ class PlainCall:
         self._on_resumed = on_resumed
         self._loop = asyncio.get_running_loop()
         self._resumable = Resumable(spec, policy)
-        # Unread output of lives that are over, and of this one.
+        # Unread output of the attempts that are over, and of this one.
         self._past = StepRow(0)
         self._row = StepRow(0)
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        # Why its last life ended, until it has another one.
+        # Why the last attempt failed, until there is another one.
         self._lost_by: Cause | None = None
         self._sequence = self._submit()
 
@@ -99,10 +99,12 @@ class PlainCall:
                 return
 
     def _submit(self) -> LiveSequence:
-        life = self._resumable
-        return self._dispatcher.submit(0, life.spec(), self, resumed=life.resumed, alone=life.alone)
+        attempt = self._resumable
+        return self._dispatcher.submit(
+            0, attempt.spec(), self, resumed=attempt.resumed, alone=attempt.quarantined
+        )
 
-    def _again(self) -> None:
+    def _retry(self) -> None:
         self._timer = None
         try:
             self._sequence = self._submit()
@@ -119,10 +121,10 @@ class PlainCall:
 
     def _failed(self, failure: Failure) -> None:
         verdict = self._resumable.after(failure, self._loop.time())
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             if not failure.refused:
                 self._lost_by = verdict.cause
-            self._timer = self._loop.call_later(verdict.delay_s, self._again)
+            self._timer = self._loop.call_later(verdict.delay_s, self._retry)
         elif isinstance(verdict, Finished):
             self._finish(verdict.end)
         else:
@@ -137,7 +139,7 @@ class PlainCall:
         self._wake.set()
 
     def _take_row(self, *, last: bool = False) -> None:
-        """What this life has brought since it was last looked at is passed on, but for what came before."""
+        """Pass on the new output of this attempt, but for what an earlier one has brought."""
         row, self._row = self._row, StepRow(0)
         if not last:
             self._resumable.record(row.token_ids)

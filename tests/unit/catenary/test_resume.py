@@ -8,14 +8,14 @@ import pytest
 
 from catenary.resume import (
     POISONED,
-    Again,
     Cause,
     Failure,
     Finished,
     GivenUp,
-    Passed,
+    NotRetried,
     Resumable,
     ResumePolicy,
+    Retry,
     Verdict,
 )
 from catenary.v1 import common_pb2
@@ -38,14 +38,14 @@ def verdicts(*failures: Failure, sequence: Resumable | None = None) -> list[Verd
 )
 @pytest.mark.parametrize("make", [failed, Failure.of_refusal])
 def test_what_repeating_does_not_mend_is_passed_on(told: common_pb2.Error, make: Any) -> None:
-    assert verdicts(make(told)) == [Passed(told)]
+    assert verdicts(make(told)) == [NotRetried(told)]
 
 
 def test_a_full_queue_is_told_of_but_not_to_who_had_a_place() -> None:
-    assert verdicts(Failure.of_refusal(FULL)) == [Passed(FULL)]
+    assert verdicts(Failure.of_refusal(FULL)) == [NotRetried(FULL)]
     first, second = verdicts(Failure.router_lost(), Failure.of_refusal(FULL))
-    assert isinstance(first, Again)
-    assert isinstance(second, Again)
+    assert isinstance(first, Retry)
+    assert isinstance(second, Retry)
 
 
 BROKEN = error(common_pb2.ERROR_CODE_INTERNAL)
@@ -66,32 +66,32 @@ def test_what_had_a_place_is_no_newcomer(lost: Failure) -> None:
     sequence = Resumable(spec([1, 2], max_wait_ms=0), POLICY)
     assert not sequence.resumed
     assert sequence.spec().max_wait_ms == 0
-    assert isinstance(sequence.after(lost, 0.0), Again)
+    assert isinstance(sequence.after(lost, 0.0), Retry)
     assert sequence.resumed
     # Its client waits for as long as it takes.
     assert not sequence.spec().HasField("max_wait_ms")
-    assert isinstance(sequence.after(Failure.of_refusal(FULL), 1.0), Again)
+    assert isinstance(sequence.after(Failure.of_refusal(FULL), 1.0), Retry)
     sequence.record([7])
     assert not sequence.spec().HasField("max_wait_ms")
 
 
 def test_who_was_never_let_in_stays_a_newcomer() -> None:
     sequence = Resumable(spec([1, 2], max_wait_ms=500), POLICY)
-    assert isinstance(sequence.after(Failure.of_refusal(AWAY), 0.0), Again)
+    assert isinstance(sequence.after(Failure.of_refusal(AWAY), 0.0), Retry)
     assert (sequence.resumed, sequence.spec().max_wait_ms) == (False, 500)
 
 
 def test_a_router_that_drains_says_nothing_of_when_others_have_room() -> None:
     told = error(common_pb2.ERROR_CODE_DRAINING, retry_after_ms=1000)
     (verdict,) = verdicts(Failure.of_refusal(told))
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, Retry)
     assert verdict.delay_s <= POLICY.first_delay_s
 
 
 def test_a_failed_step_is_tried_once_more() -> None:
     broken = failed(BROKEN)
     first, second = verdicts(broken, broken)
-    assert isinstance(first, Again)
+    assert isinstance(first, Retry)
     assert second == GivenUp(Cause.ENGINE_FAILED, broken.error)
 
 
@@ -99,16 +99,18 @@ def test_retry_after_is_respected_and_waiting_ends() -> None:
     sequence = Resumable(spec([1]), ResumePolicy(wait_s=1.0))
     for now in (0.0, 0.3, 0.6):
         verdict = sequence.after(Failure.of_refusal(AWAY), now)
-        assert isinstance(verdict, Again)
+        assert isinstance(verdict, Retry)
         assert verdict.delay_s >= 0.3
         assert verdict.until == 1.0
     assert sequence.after(Failure.of_refusal(AWAY), 0.9) == GivenUp(Cause.UNAVAILABLE, AWAY)
 
 
 def test_pauses_grow_and_are_drawn_within_bounds() -> None:
-    sequence = Resumable(spec([1]), ResumePolicy(max_attempts=99, first_delay_s=0.1, longest_delay_s=0.8))
+    sequence = Resumable(
+        spec([1]), ResumePolicy(fruitless_attempts=99, first_delay_s=0.1, longest_delay_s=0.8)
+    )
     delays = [
-        v.delay_s for v in verdicts(*[Failure.router_lost()] * 8, sequence=sequence) if isinstance(v, Again)
+        v.delay_s for v in verdicts(*[Failure.router_lost()] * 8, sequence=sequence) if isinstance(v, Retry)
     ]
     for delay, most in zip(delays, (0.1, 0.2, 0.4, *[0.8] * 5), strict=True):
         assert most / 2 <= delay <= most
@@ -117,21 +119,21 @@ def test_pauses_grow_and_are_drawn_within_bounds() -> None:
 def test_two_deaths_then_alone_then_guilty() -> None:
     sequence = Resumable(spec([1]), POLICY)
     seen = [
-        (isinstance(sequence.after(failed(LOST), n), Again), sequence.alone, sequence.resumed)
+        (isinstance(sequence.after(failed(LOST), n), Retry), sequence.quarantined, sequence.resumed)
         for n in range(2)
     ]
     assert seen == [(True, False, True), (True, True, True)]
-    assert isinstance(sequence.after(Failure.router_lost(), 3.0), Again)
-    assert sequence.alone
+    assert isinstance(sequence.after(Failure.router_lost(), 3.0), Retry)
+    assert sequence.quarantined
     assert sequence.after(failed(LOST), 4.0) == GivenUp(Cause.ENGINE_LOST, POISONED)
 
 
 def test_a_token_proves_innocence() -> None:
     sequence = Resumable(spec([1]), POLICY)
     for now in range(8):
-        if sequence.alone:
+        if sequence.quarantined:
             sequence.record([5])
-        assert isinstance(sequence.after(failed(LOST), now), Again)
+        assert isinstance(sequence.after(failed(LOST), now), Retry)
     assert sequence.emitted == 2
 
 
@@ -149,7 +151,7 @@ def test_an_end_that_was_lost_after_its_token(stopping: Any, last: int, reason: 
     sequence.record([4, last])
     verdict = sequence.after(Failure.router_lost(), 0.0)
     if reason is None:
-        assert isinstance(verdict, Again)
+        assert isinstance(verdict, Retry)
         return
     assert isinstance(verdict, Finished)
     assert (verdict.end.reason, verdict.end.stop_token_id) == (reason, last)
@@ -159,9 +161,9 @@ def test_an_end_that_was_lost_after_its_token(stopping: Any, last: int, reason: 
 def test_to_the_end_of_the_context() -> None:
     sequence = Resumable(spec([1], None), POLICY)
     refusal = Failure.of_refusal(error(common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, retryable=False))
-    assert isinstance(sequence.after(refusal, 0.0), Passed)
+    assert isinstance(sequence.after(refusal, 0.0), NotRetried)
     sequence.record([4, 5])
-    assert isinstance(sequence.after(Failure.router_lost(), 0.0), Again)
+    assert isinstance(sequence.after(Failure.router_lost(), 0.0), Retry)
     verdict = sequence.after(refusal, 0.0)
     assert isinstance(verdict, Finished)
     assert verdict.end.reason == LENGTH
@@ -171,12 +173,12 @@ def test_to_the_end_of_the_context() -> None:
 def test_cached_tokens_are_those_of_the_life_with_the_first_token(told: bool) -> None:
     sequence = Resumable(spec([1, 2]), POLICY)
     usage = common_pb2.Usage(prompt_tokens=2, cached_tokens=2, completion_tokens=9)
-    assert isinstance(sequence.after(failed(LOST, cached_tokens=2), 0.0), Again)
+    assert isinstance(sequence.after(failed(LOST, cached_tokens=2), 0.0), Retry)
     sequence.settle(usage)
     assert usage.cached_tokens == 2
     sequence.record([4])
     lost = failed(DRAINING, cached_tokens=1) if told else Failure.router_lost()
-    assert isinstance(sequence.after(lost, 0.0), Again)
+    assert isinstance(sequence.after(lost, 0.0), Retry)
     sequence.settle(usage)
     assert (usage.cached_tokens, usage.completion_tokens) == (1 if told else 0, 9)
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary.resume import POISONED, Again, Cause, Failure, Finished, GivenUp, Resumable, ResumePolicy
+from catenary.resume import POISONED, Cause, Failure, Finished, GivenUp, Resumable, ResumePolicy, Retry
 from catenary.v1 import common_pb2
 from catenary_testing.engine import continuation
 from tests.support.resumable import AWAY, DRAINING, LENGTH, LOST, POLICY, error, failed, spec
@@ -103,7 +103,7 @@ def test_no_schedule_of_failures_is_noticed(
         verdict = sequence.after(failure, now)
         if isinstance(verdict, GivenUp):
             return
-        assert isinstance(verdict, Again)
+        assert isinstance(verdict, Retry)
         now += verdict.delay_s
         assert now <= verdict.until
     else:
@@ -125,11 +125,11 @@ EVENTS = st.lists(
 @settings(deadline=None, max_examples=50)
 @given(events=EVENTS, attempts=st.integers(1, 9), lives=st.integers(1, 30))
 def test_nobody_is_tried_for_ever(events: list[Any], attempts: int, lives: int) -> None:
-    sequence = Resumable(spec([1], 100_000), ResumePolicy(max_attempts=attempts, max_lives=lives))
+    sequence = Resumable(spec([1], 100_000), ResumePolicy(fruitless_attempts=attempts, total_attempts=lives))
     barren = deaths = 0
     for number, (tokens, failure) in enumerate(events, 1):
         sequence.record([7] * tokens)
-        alone = sequence.alone
+        alone = sequence.quarantined
         verdict = sequence.after(failure, float(number))
         barren, deaths = (0, 0) if tokens else (barren + 1, deaths + (failure.cause is Cause.ENGINE_LOST))
         if isinstance(verdict, GivenUp):
@@ -137,6 +137,6 @@ def test_nobody_is_tried_for_ever(events: list[Any], attempts: int, lives: int) 
             assert guilty or barren == attempts or number == lives
             assert (verdict.error == POISONED) == guilty
             return
-        assert isinstance(verdict, Again)
-        assert sequence.alone == (deaths >= 2)
+        assert isinstance(verdict, Retry)
+        assert sequence.quarantined == (deaths >= 2)
     raise AssertionError("it was tried for ever")
