@@ -85,7 +85,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is."""
+    """Status of a batch."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -98,7 +98,7 @@ class BatchStatus(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether it has ended."""
         return self in FINAL
 
 

@@ -79,8 +79,8 @@ async def call_inside(
             answer.body = answer.body or bytearray(internal().body())
         finally:
             span.end({"http.response.status_code": answer.status, "catenary.request_id": request_id})
-    told = {name.decode(): value.decode() for name, value in ignored_header(scope)}
-    return InnerAnswer(answer.status, request_id, bytes(answer.body), answer.retry_after_s, told)
+    headers = {name.decode(): value.decode() for name, value in ignored_header(scope)}
+    return InnerAnswer(answer.status, request_id, bytes(answer.body), answer.retry_after_s, headers)
 
 
 class _Receive:

@@ -163,7 +163,7 @@ class Limiter:
 
     async def _left(self, name: str, owner: str) -> HeaderList:
         item = self._of(owner).windows[name]
-        return _told(name, item.amount, await self._ask(lambda at: at.window(item, name, owner)))
+        return _headers_of(name, item.amount, await self._ask(lambda at: at.window(item, name, owner)))
 
     async def _count(
         self, name: str, owner: str, cost: int, headers: HeaderList, *, free: bool = True
@@ -179,7 +179,7 @@ class Limiter:
             )
         allowed = free and await self._ask(lambda at: at.hit(item, name, owner, cost))
         window = await self._ask(lambda at: at.window(item, name, owner))
-        headers += _told(name, limit, window)
+        headers += _headers_of(name, limit, window)
         if not allowed:
             raise _refused(name, limit, window.wait_s(cost), headers)
 
@@ -239,7 +239,7 @@ class Limiter:
             _log.warning("the store of limits is away" if away else "the store of limits answers again")
 
 
-def _told(name: str, limit: int, window: Window) -> HeaderList:
+def _headers_of(name: str, limit: int, window: Window) -> HeaderList:
     values = {"limit": str(limit), "remaining": str(window.remaining), "reset": f"{window.reset_s:.3f}s"}
     return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
 
@@ -278,7 +278,7 @@ class LimitGate:
         set_caller(scope, replace(caller, allowance=allowance))
         tried.allowance = allowance
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 names = {name for name, _ in message.get("headers", ())}
                 more = [header for header in allowance.headers if header[0] not in names]
@@ -286,7 +286,7 @@ class LimitGate:
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_headers)
         finally:
             await self._limiter.leave(caller.owner, request)
 

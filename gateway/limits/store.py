@@ -1,4 +1,4 @@
-"""Where limits are counted: in this process, or in Redis for all gateways together."""
+"""Counters of limits: windows, debts and requests at work; those of this process."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class EventStreams:
         """Answer with all events that follow sequence number `after` (-1: all), until the response ends.
 
         Raise ApiError before the answer has begun, ClientGone at any time."""
-        found = self._told(await self._store.events(owner, response_id, after))
+        found = self._checked(await self._store.events(owner, response_id, after))
         await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         try:
             async with ClientWatch(receive) as watch:
@@ -207,9 +207,9 @@ class EventStreams:
         """Return events that follow `after`. Raise ApiError 404 once the response was deleted."""
         if log is not None and (events := log.recent(after)):
             return StoredEvents(events, kept=True, dropped=False, final=False)
-        return self._told(await self._store.events(owner, response_id, after))
+        return self._checked(await self._store.events(owner, response_id, after))
 
-    def _told(self, found: StoredEvents | None) -> StoredEvents:
+    def _checked(self, found: StoredEvents | None) -> StoredEvents:
         if found is None:
             raise not_found()
         if found.dropped:

@@ -52,7 +52,7 @@ class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
     content: list[InputText | OutputText]
     status: str = COMPLETED
     phase: str | msgspec.UnsetType = msgspec.UNSET
-    """What a client called a model's message (`commentary`, `final_answer`): told again, and no more."""
+    """Label that a client gave a model's message (`commentary`, `final_answer`); it is only repeated."""
 
 
 class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
@@ -103,7 +103,7 @@ _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequen
 
 
 class ResponseStatus(StrEnum):
-    """Where a response is. The last four are final."""
+    """Status of a response. The last four are final."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -114,7 +114,7 @@ class ResponseStatus(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the response has ended."""
         return self not in (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
 
 
