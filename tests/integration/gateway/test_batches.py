@@ -175,6 +175,35 @@ async def test_a_batch_goes_on_after_a_restart(start_stack: StartStack, run_dir:
         assert batch.request_counts.completed == 30
 
 
+async def test_gateways_that_share_a_directory_run_each_line_once(
+    start_stack: StartStack, run_dir: Path
+) -> None:
+    lines = [line(f"n{index}", {"prompt": f"{index}", "max_tokens": 20, "seed": 1}) for index in range(16)]
+    options: dict[str, Any] = {"state_dir": run_dir / "state", "batch_lines_at_work": 2, "batches_at_work": 1}
+    stack = await start_stack(script(step_delay_ms=10), **options)
+    async with (
+        stack.another_gateway() as other,
+        client_of(stack) as client,
+        openai.AsyncOpenAI(base_url=f"{other}/v1", api_key="k", max_retries=0) as second,
+    ):
+        # One gateway has room for one batch: the other one claims the second.
+        batches = [await started(client, lines) for _ in range(2)]
+        while batches[1].status != "in_progress":
+            await asyncio.sleep(0.02)
+            batches[1] = await second.batches.retrieve(batches[1].id)
+        await client.batches.cancel(batches[1].id)
+        for index, batch in enumerate(batches):
+            batches[index] = await ended(second, batch)
+        assert [batch.status for batch in batches] == ["completed", "cancelled"]
+        for batch in batches:
+            good = await results(client, batch.output_file_id)
+            bad = await results(client, batch.error_file_id)
+            assert sorted([*good, *bad]) == sorted(item["custom_id"] for item in lines)
+            assert batch.request_counts is not None
+            assert batch.request_counts.completed + batch.request_counts.failed == 16
+    await stack.idle()
+
+
 async def test_a_file_in_use_is_not_there_for_another_key(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=50), api_key=("a", "b"))
     async with client_of(stack, "a") as mine, client_of(stack, "b") as theirs:
