@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from services.engine.scheduler.plan import (
-    Advanced,
-    DecodeRow,
-    Finished,
-    Outcome,
-    PrefillChunk,
-    SchedulerLoad,
-    Scored,
-    StepPlan,
-)
+from services.engine.scheduler.planner import SchedulerConfig
 from services.engine.scheduler.reuse import Expected, KeptBlocks, prompt_name
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
+    Advanced,
     BeamGroup,
+    DecodeRow,
+    Finished,
     IllegalTransition,
+    Outcome,
+    PrefillChunk,
     QueueFull,
     SchedulerError,
+    SchedulerLoad,
+    Scored,
     Sequence,
     SequenceParams,
     SequenceRefused,
     SequenceStatus,
+    StepPlan,
     sequence_from,
 )
-from services.engine.scheduler.settings import SchedulerConfig
 
 __all__ = [
     "Advanced",

@@ -10,16 +10,7 @@ from services.engine.bucketing import BucketPlan
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.kv import BlockPool, KvEventLog
 from services.engine.scheduler.beams import Beams
-from services.engine.scheduler.plan import (
-    Advanced,
-    Finished,
-    Outcome,
-    SchedulerLoad,
-    Scored,
-    StartCounts,
-    StepPlan,
-)
-from services.engine.scheduler.planner import Planner, reserved_blocks
+from services.engine.scheduler.planner import Planner, SchedulerConfig, reserved_blocks
 from services.engine.scheduler.queues import RunningSet, WaitingQueue
 from services.engine.scheduler.reuse import (
     Expected,
@@ -30,15 +21,21 @@ from services.engine.scheduler.reuse import (
     publish_table,
 )
 from services.engine.scheduler.sequence import (
+    Advanced,
     BeamGroup,
+    Finished,
+    Outcome,
     QueueFull,
     SchedulerError,
+    SchedulerLoad,
+    Scored,
     Sequence,
     SequenceRefused,
     SequenceStatus,
+    StartCounts,
+    StepPlan,
     finish_reason,
 )
-from services.engine.scheduler.settings import SchedulerConfig
 
 
 def set_lengths(sequence: Sequence, config: SchedulerConfig) -> None:
