@@ -1,13 +1,14 @@
-"""What the text of a sequence must be: grammars, and which tokens they allow next. Pure: no device."""
+"""Constraints on a sequence's text: grammars, and the tokens that they allow next. Pure: no device."""
 
 from __future__ import annotations
 
-from services.engine.constraints.constraints import ConstraintCompiler, Constraints
+from services.engine.constraints.compiler import ConstraintCompiler
 from services.engine.constraints.guidance import GuidanceBackend
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import (
     Bits,
     ConstraintRefused,
+    Matcher,
     Vocabulary,
     VocabularyError,
     read_vocabulary,
@@ -19,8 +20,8 @@ __all__ = [
     "CompiledConstraint",
     "ConstraintCompiler",
     "ConstraintRefused",
-    "Constraints",
     "GuidanceBackend",
+    "Matcher",
     "Restriction",
     "Taken",
     "Vocabulary",

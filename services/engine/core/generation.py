@@ -158,11 +158,12 @@ class GenerationWork:
         self._handover.attach(wake)
         self._columns = StepBuilder()
         self._constrained = ConstrainedSequences(
-            engine.grammars.constraints(wake),
+            engine.grammars,
             engine.scheduler,
             self._columns,
             engine.tracer,
-            self._handover.forget,
+            release=self._handover.forget,
+            wake=wake,
         )
         self.kv_news = KvNews(engine.scheduler.kv_events)
         self._in_flight: LaunchedStep | None = None
@@ -295,7 +296,7 @@ class GenerationWork:
             cached_prompt_tokens=counts.cached_prompt_tokens,
             preemptions=counts.preemptions,
             graphs=self._graph_load(),
-            constraints=self._constrained.load,
+            constraints=self._constrained.load(),
             transfers=self._handover.load(),
         )
 

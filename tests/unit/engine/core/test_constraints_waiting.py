@@ -148,7 +148,7 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     for _ in range(4):
         core.turn()
     work: Any = core.work
-    restriction = work._constrained._constraints._restrictions[broken]
+    restriction = work._constrained._restrictions[broken]
     if way == "fill":
         # A token that may not follow: the matcher is in its error state from now on.
         restriction.matcher.accept([byte_ids("!")[0]])
@@ -160,7 +160,7 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     assert (end.reason, end.error_code) == (FinishReason.ERROR, CoreErrorCode.INVALID_ARGUMENT)
     assert end.error_param == "constraint"
     assert core.outputs[beside].token_ids == core.outputs[expected].token_ids
-    assert not work._constrained._constraints._restrictions
+    assert not work._constrained._restrictions
 
 
 def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: P
     def beside_a_forward(step: Any) -> None:
         assert step.awaits_masks
         assert begun.acquire(timeout=WAIT_S)
-        found = constrained._constraints.masks(step.plan)
+        found, _ = constrained._mask(step.plan)
         assert found is not None
         restrict(step)
         filled.release()
