@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -303,14 +303,8 @@ class BatchJob:
         check = asyncio.create_task(
             check_lines(self._lines(), self._claim.batch.endpoint, limits.max_lines, limits.max_line_values)
         )
-        cancelled = asyncio.create_task(self._cancelled.wait())
-        try:
-            await asyncio.wait({check, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._cancelled.is_set() else check.result()
-        finally:
-            for task in (check, cancelled):
-                task.cancel()
-            await asyncio.gather(check, cancelled, return_exceptions=True)
+        await _all_unless(self._cancelled, [check])
+        return None if self._cancelled.is_set() else check.result()
 
     def _lines(self) -> AsyncIterator[tuple[int, bytes | None]]:
         pieces = self._files.content(self._claim.batch.input_file_id)
@@ -324,19 +318,8 @@ class BatchJob:
 
     async def _run_lines(self) -> None:
         todo, reading = self._todo(), asyncio.Lock()
-        stopped = asyncio.create_task(self._stop.wait())
         workers = [asyncio.create_task(self._work(todo, reading)) for _ in range(self._limits.most_at_work)]
-        pending: set[asyncio.Task[Any]] = set(workers)
-        try:
-            while pending and not self._stop.is_set():
-                done, pending = await asyncio.wait({stopped, *pending}, return_when=asyncio.FIRST_COMPLETED)
-                pending.discard(stopped)
-                for task in done:
-                    task.result()
-        finally:
-            for task in (stopped, *workers):
-                task.cancel()
-            await asyncio.gather(stopped, *workers, return_exceptions=True)
+        await _all_unless(self._stop, workers)
 
     async def _work(self, todo: AsyncIterator[BatchLine], reading: asyncio.Lock) -> None:
         while True:
@@ -344,12 +327,9 @@ class BatchJob:
                 line = await anext(todo, None)
             if line is None:
                 return
-            await self._run_one(line)
-
-    async def _run_one(self, line: BatchLine) -> None:
-        result = await self._run_line(self._claim, line)
-        outcome = Outcome(line.number, result.failed, result_line(line.custom_id, result, new_id))
-        await self._batches.record(self._claim, [outcome])
+            result = await self._run_line(self._claim, line)
+            outcome = Outcome(line.number, result.failed, result_line(line.custom_id, result, new_id))
+            await self._batches.record(self._claim, [outcome])
 
     async def _explain_unrun(self) -> None:
         if self._end not in _UNRUN:
@@ -363,3 +343,19 @@ class BatchJob:
                 outcomes = []
         if outcomes:
             await self._batches.record(self._claim, outcomes)
+
+
+async def _all_unless(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for all tasks, until one fails or `stop` is set; cancel the rest. Raise what failed."""
+    stopped = asyncio.create_task(stop.wait())
+    pending: set[asyncio.Task[Any]] = set(tasks)
+    try:
+        while pending and not stop.is_set():
+            done, pending = await asyncio.wait({stopped, *pending}, return_when=asyncio.FIRST_COMPLETED)
+            pending.discard(stopped)
+            for task in done:
+                task.result()
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        await asyncio.gather(stopped, *tasks, return_exceptions=True)
