@@ -18,8 +18,8 @@ from gateway.text.models import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a request waits for an engine; entered in each of its sequences."""
+class QueuePriority:
+    """Queueing fields of a request, copied into each of its sequences."""
 
     priority: int = 0
     priority_class: common_pb2.PriorityClass.ValueType = common_pb2.PRIORITY_CLASS_UNSPECIFIED
@@ -57,18 +57,18 @@ class Priorities:
             return number
         return {"priority": self.priority, "flex": self.flex}.get(tier or "", 0)
 
-    def standing(
+    def queue_priority(
         self, caller: Caller, number: int | None, tier: str | None = None, session: str | None = None
-    ) -> Standing:
+    ) -> QueuePriority:
         """How a request of `caller` waits.
 
         Its class is that of its header; else BULK in a batch; else by its number: INTERACTIVE below 0,
         DEFAULT at 0, BULK above. `session`: what its body says of whom it belongs to; the header goes first.
         """
-        priority = self.of(number, tier)
-        return Standing(
-            priority=priority,
-            priority_class=_class(caller, priority),
+        own = self.of(number, tier)
+        return QueuePriority(
+            priority=own,
+            priority_class=_class(caller, own),
             tenant=caller.owner,
             session_id=_session(caller, session),
             max_wait_ms=self.max_wait_ms if caller.max_wait_ms is None else caller.max_wait_ms,
@@ -108,7 +108,7 @@ class GenerationPlan:
     A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
     `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
     least 1; constraint_param: the field that the constraint came in; bad_words: tokens in a row that are not
-    generated; standing: how they wait for an engine; parsing: what is read in the texts; tails: each prompt's
+    generated; priority: how they wait for an engine; parsing: what is read in the texts; tails: each prompt's
     last characters, if anything is."""
 
     request_id: str
@@ -122,7 +122,7 @@ class GenerationPlan:
     constraint: common_pb2.Constraint | None = None
     constraint_param: str | None = None
     bad_words: Sequence[Sequence[int]] = ()
-    standing: Standing = field(default_factory=Standing)
+    priority: QueuePriority = field(default_factory=QueuePriority)
     parsing: ParserChoice = field(default_factory=ParserChoice)
     tails: Sequence[str] = ()
 
@@ -232,7 +232,7 @@ class GenerationPlan:
             constraint=self.constraint,
             beam_search=self._search(),
         )
-        self.standing.enter(spec)
+        self.priority.enter(spec)
         return spec
 
     def _sampling(self) -> common_pb2.SamplingParams:
@@ -293,7 +293,7 @@ def make_plan(
     cache_salt: str,
     constraint: common_pb2.Constraint | None = None,
     constraint_param: str | None = None,
-    standing: Standing | None = None,
+    priority: QueuePriority | None = None,
     max_scored_prompt_tokens: int | None = None,
     parsing: ParserChoice | None = None,
     tails: Sequence[str] = (),
@@ -310,7 +310,7 @@ def make_plan(
         cache_salt: cached KV is shared only with requests that have the same one.
         constraint: what the text of every choice must be; it was checked.
         constraint_param: the field of the request that it came from.
-        standing: how the sequences wait for an engine.
+        priority: how the sequences wait for an engine.
         max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
         parsing: what is read in the texts; None: nothing.
         tails: the last characters of each prompt, for that.
@@ -338,7 +338,7 @@ def make_plan(
         constraint=constraint,
         constraint_param=constraint_param,
         bad_words=bad_words,
-        standing=standing or Standing(),
+        priority=priority or QueuePriority(),
         parsing=parsing or ParserChoice(),
         tails=tails,
     )

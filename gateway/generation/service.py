@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.constraints import Wanted, wanted_of
 from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
 from gateway.generation.generation import Generation
-from gateway.generation.plan import GenerationPlan, Priorities, Standing, make_plan, truncation
+from gateway.generation.plan import GenerationPlan, Priorities, QueuePriority, make_plan, truncation
 from gateway.http.answers import PartSender, part_sender, send_json
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch
@@ -320,15 +320,15 @@ class GenerationService:
             cache_salt=salted(caller.cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
             constraint_param=None if wanted is None else wanted.param,
-            standing=self._standing(fields, caller),
+            priority=self._queue_priority(fields, caller),
             max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
             parsing=parsing,
             tails=rendered.text_tails,
         )
         return plan, rendered
 
-    def _standing(self, fields: GenerationFields, caller: Caller) -> Standing:
-        return self.priorities.standing(
+    def _queue_priority(self, fields: GenerationFields, caller: Caller) -> QueuePriority:
+        return self.priorities.queue_priority(
             caller, fields.priority, fields.service_tier, fields.prompt_cache_key or fields.user
         )
 
@@ -364,8 +364,8 @@ class GenerationService:
         name = self._models.require(fields.model).name
         timer = RequestTimer(self._metrics, name)
         with timer.failures():
-            standing = self._standing(fields, caller)
-            self._session.check(name, standing.priority_class, standing.tenant)
+            priority = self._queue_priority(fields, caller)
+            self._session.check(name, priority.priority_class, priority.tenant)
             plan, rendered = await self.prepare(endpoint, fields, caller, watch=watch)
             await caller.allowance.spend(plan.prompt_tokens)
             with (

@@ -17,7 +17,7 @@ from catenary.v1 import common_pb2
 from gateway.auth import Caller, caller_of
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal, timed_out, unavailable
-from gateway.generation.plan import Standing
+from gateway.generation.plan import QueuePriority
 from gateway.generation.service import GenerationService
 from gateway.http.answers import send_json
 from gateway.http.disconnect import ClientGone, ClientWatch
@@ -227,15 +227,15 @@ class PoolingService:
         deadline: float,
         watch: ClientWatch | None,
     ) -> Pooled:
-        standing = self._places.priorities.standing(caller, fields.priority)
-        self._session.check(model.name, standing.priority_class, standing.tenant)
+        priority = self._places.priorities.queue_priority(caller, fields.priority)
+        self._session.check(model.name, priority.priority_class, priority.tenant)
         request_id = new_id(endpoint.id_prefix)
         with span_here("render"):
             rendering = self._render(endpoint, fields, model, request_id, caller)
             work, documents = await (rendering if watch is None else watch.run(rendering))
         await caller.allowance.spend(sum(len(document.token_ids) for document in documents))
         with span_here("pool") as told:
-            specs = _specs(request_id, model, work, documents, standing)
+            specs = _specs(request_id, model, work, documents, priority)
             told.update({"gen_ai.request.model": model.name, "catenary.documents": len(specs)})
             vectors = await self._vectors(specs, deadline, watch)
         pooled = Pooled(request_id, int(time.time()), model, work, documents, vectors)
@@ -264,7 +264,7 @@ class PoolingService:
 
 
 def _specs(
-    request_id: str, model: Model, work: Work, documents: Sequence[Document], standing: Standing
+    request_id: str, model: Model, work: Work, documents: Sequence[Document], priority: QueuePriority
 ) -> list[common_pb2.SequenceSpec]:
     traceparent = current_traceparent()
     specs = [
@@ -283,5 +283,5 @@ def _specs(
         for index, document in enumerate(documents)
     ]
     for spec in specs:
-        standing.enter(spec)
+        priority.enter(spec)
     return specs

@@ -13,7 +13,7 @@ from gateway.errors import ApiError
 from gateway.generation.plan import (
     GenerationPlan,
     Priorities,
-    Standing,
+    QueuePriority,
     bad_word_tokens,
     make_plan,
     truncation,
@@ -285,7 +285,7 @@ def test_priorities() -> None:
     priorities = Priorities(priority=-10, flex=10)
     assert [priorities.of(None, tier) for tier in (None, "auto", "flex", "priority")] == [0, 0, 10, -10]
     assert priorities.of(-3, "flex") == -3
-    spec = plan_of(completion(), standing=Standing(priority=-10)).specs(None)[0]
+    spec = plan_of(completion(), priority=QueuePriority(priority=-10)).specs(None)[0]
     assert spec.priority == -10
     assert not any(spec.HasField(name) for name in ("tenant", "session_id", "max_wait_ms"))
 

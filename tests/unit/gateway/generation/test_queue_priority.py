@@ -37,12 +37,12 @@ PRIORITIES = Priorities(-10, 10, max_wait_ms=7000)
     ],
 )
 def test_classes(caller: Caller, number: int | None, tier: str | None, expected: int) -> None:
-    assert PRIORITIES.standing(caller, number, tier).priority_class == expected
+    assert PRIORITIES.queue_priority(caller, number, tier).priority_class == expected
 
 
 def test_sessions_of_tenants_are_apart_and_bounded() -> None:
     def session(caller: Caller, body: str | None = None) -> str:
-        return PRIORITIES.standing(caller, None, None, body).session_id
+        return PRIORITIES.queue_priority(caller, None, None, body).session_id
 
     assert session(Caller()) == session(Caller(owner="a")) == ""
     first = session(Caller(owner="a"), "x" * 1000)
@@ -54,12 +54,12 @@ def test_sessions_of_tenants_are_apart_and_bounded() -> None:
 
 def test_what_is_entered_in_a_sequence() -> None:
     spec = common_pb2.SequenceSpec()
-    PRIORITIES.standing(Caller("owner", "s", 5), 3).enter(spec)
+    PRIORITIES.queue_priority(Caller("owner", "s", 5), 3).enter(spec)
     assert (spec.priority, spec.priority_class, spec.tenant) == (3, BULK, "owner")
     assert (len(spec.session_id), spec.max_wait_ms) == (32, 5)
-    PRIORITIES.standing(Caller(max_wait_ms=0), 0).enter(spec)
+    PRIORITIES.queue_priority(Caller(max_wait_ms=0), 0).enter(spec)
     assert spec.max_wait_ms == 0
-    PRIORITIES.standing(Caller(), 0).enter(spec)
+    PRIORITIES.queue_priority(Caller(), 0).enter(spec)
     assert spec.max_wait_ms == 7000
 
 
