@@ -14,6 +14,7 @@ from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
 from gateway.generation.prompts import PromptService
+from gateway.generation.requests import Requests
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
@@ -136,22 +137,15 @@ class GatewayApp:
                 lambda: self.peers.session.connected,
             )
         )
-        self._service = GenerationService(
-            config,
-            session=self.peers.session,
-            models=self.peers.models,
-            tokenizers=self.peers.tokenizers,
-            metrics=self._metrics,
+        peers = self.peers
+        self.requests = Requests(config, session=peers.session, models=peers.models, metrics=self._metrics)
+        self.generation = GenerationService(
+            config, self.requests, session=peers.session, tokenizers=peers.tokenizers
         )
         self._limiter = limiter_of(config)
-        self._stored = StoredApis(config, self._service, self.peers.serve)
+        self._stored = StoredApis(config, self.generation, self.peers.serve)
         self._pooling = PoolingService(
-            config,
-            places=self._service,
-            session=self.peers.session,
-            models=self.peers.models,
-            tokenizers=self.peers.tokenizers,
-            metrics=self._metrics,
+            config, self.requests, session=peers.session, tokenizers=peers.tokenizers
         )
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
@@ -221,8 +215,7 @@ class GatewayApp:
             await asyncio.sleep(self._config.drain_notice_s)
         self._server.close_connections()
         await self._stored.pause()
-        await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
-        self._pooling.cut_off()
+        await self.requests.drain(self._config.drain_s if grace_s is None else grace_s)
         self._stored.cut_off()
         await self._server.stop()
         for task in self._tasks:
@@ -246,12 +239,12 @@ class GatewayApp:
         def can_serve() -> bool:
             return self.peers.serve_any
 
-        prompts = PromptService(self._service, models=self.peers.models, tokenizers=self.peers.tokenizers)
+        prompts = PromptService(self.requests, self.peers.tokenizers)
         routers = [
-            chat_completion_routes(self._service),
-            completion_routes(self._service),
-            tokenize_routes(prompts),
-            sagemaker_routes(self._service, self._pooling, self.peers.models, can_serve=can_serve),
+            chat_completion_routes(self.generation),
+            completion_routes(self.generation),
+            tokenize_routes(self.generation, prompts),
+            sagemaker_routes(self.generation, self._pooling, can_serve=can_serve),
             *self._stored.routers(),
             embedding_routes(self._pooling),
             rerank_routes(self._pooling),

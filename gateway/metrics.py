@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -237,17 +236,12 @@ class RequestTimer:
         self.told_error = False
         """Whether the client was told an error, in a stream that goes on to its end after it."""
 
-    @contextmanager
-    def failures(self) -> Iterator[None]:
-        """Count what is raised inside as the request's failure."""
-        try:
-            yield
-        except ApiError as error:
+    def raised(self, error: BaseException) -> None:
+        """Count an error that ended the request, if it is a refusal or the client left."""
+        if isinstance(error, ApiError):
             self.failed(error.code or "")
-            raise
-        except ClientGone as error:
+        elif isinstance(error, ClientGone):
             self.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
-            raise
 
     def tokens(self, choice: int, count: int) -> None:
         """`count` new tokens of a choice."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.answers import error_response
+from gateway.http.answers import Call, error_response
+from gateway.http.disconnect import ClientGone
 from gateway.http.query import Parameter
 from gateway.schemas.base import RequestModel
 
@@ -83,8 +85,12 @@ def operation(
     return Operation(summary, answers, bodies, further, form, event, media_type, query, fails, bool(limited))
 
 
-Handler = Callable[..., Awaitable[Response]]
-"""Takes the request if it has a parameter of that name, and those of the path by theirs."""
+Handler = Callable[..., Awaitable[Response | None]]
+"""Takes the parameters of the path by their names, and either `request`, to return the response, or
+`call`, to write the answer itself."""
+
+
+H = TypeVar("H", bound=Handler)
 
 
 class DescribedRoute(Route):
@@ -130,24 +136,24 @@ class Routes:
         self.all: list[DescribedRoute] = []
         self._ids = dict(ids or {})
 
-    def get(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+    def get(self, path: str, described: Operation | None) -> Callable[[H], H]:
         """A decorator."""
         return self._add("GET", path, described)
 
-    def head(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+    def head(self, path: str, described: Operation | None) -> Callable[[H], H]:
         """A decorator."""
         return self._add("HEAD", path, described)
 
-    def post(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+    def post(self, path: str, described: Operation | None) -> Callable[[H], H]:
         """A decorator."""
         return self._add("POST", path, described)
 
-    def delete(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+    def delete(self, path: str, described: Operation | None) -> Callable[[H], H]:
         """A decorator."""
         return self._add("DELETE", path, described)
 
-    def _add(self, method: str, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
-        def add(handler: Handler) -> Handler:
+    def _add(self, method: str, path: str, described: Operation | None) -> Callable[[H], H]:
+        def add(handler: H) -> H:
             self.all.append(DescribedRoute(method, path, handler, described, self._ids))
             return handler
 
@@ -170,14 +176,22 @@ class _Endpoint:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._takes_request = "request" in inspect.signature(handler).parameters
+        parameters = inspect.signature(handler).parameters
+        self._takes_call = "call" in parameters
+        self._takes_request = "request" in parameters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = scope["path_params"]
+        if self._takes_call:
+            # If the client is gone, the framework would answer the exception with a 500.
+            with suppress(ClientGone):
+                await self._handler(Call(scope, receive, send), **given)
+            return
         if self._takes_request:
-            response = await self._handler(Request(scope, receive), **scope["path_params"])
-        else:
-            response = await self._handler(**scope["path_params"])
-        await response(scope, receive, send)
+            given = {**given, "request": Request(scope, receive)}
+        response = await self._handler(**given)
+        if response is not None:
+            await response(scope, receive, send)
 
 
 class DirectRoutes:

@@ -16,13 +16,14 @@ from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.service import BatchLimits, BatchService
 from gateway.batches.store import BatchStore
 from gateway.config import GatewayConfig
+from gateway.generation.requests import Requests
 from gateway.generation.service import GenerationService
 from gateway.responses import store as responses
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.service import Library, ResponsesService
 from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.routes.batches import batch_routes, file_routes
-from gateway.routes.responses import ResponsesEndpoint, response_routes
+from gateway.routes.responses import response_routes
 from gateway.routing import Routes
 from gateway.state.database import Database, StateDirectory
 
@@ -43,7 +44,6 @@ class StoredApis:
         self._directory = StateDirectory.open(config.state_dir, config.port)
         self.databases: list[Database] = []
         path = self._directory.path
-        endpoint = ResponsesEndpoint()
         store = background = None
         if path is not None and config.store_responses:
             database = self._database(path / "responses.sqlite3", responses.SCHEMA, responses.VERSION)
@@ -55,7 +55,6 @@ class StoredApis:
             store = ResponseStore(database, limits, lease_s=config.lease_s)
             background = BackgroundRuns(
                 generation,
-                endpoint,
                 store,
                 max_running=config.max_background,
                 max_event_bytes=int(config.max_event_mib * _MIB),
@@ -67,7 +66,6 @@ class StoredApis:
         self._library = Library(store, int(config.max_body_mib * _MIB))
         self._responses = ResponsesService(
             generation,
-            endpoint,
             self._library,
             background,
             max_references=config.max_item_references,
@@ -75,7 +73,7 @@ class StoredApis:
         self._batches = None
         if path is not None and config.batches:
             database = self._database(path / "batches.sqlite3", batches.SCHEMA, batches.VERSION)
-            self._batches = _batch_service(config, generation, database, serves)
+            self._batches = _batch_service(config, generation.requests, database, serves)
         self._care: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -135,7 +133,7 @@ class StoredApis:
 
 
 def _batch_service(
-    config: GatewayConfig, generation: GenerationService, database: Database, serves: Callable[[str], bool]
+    config: GatewayConfig, requests: Requests, database: Database, serves: Callable[[str], bool]
 ) -> BatchService:
     files = FileStore(database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
     store = BatchStore(database, lease_s=config.lease_s, max_batches=config.max_batches)
@@ -158,7 +156,7 @@ def _batch_service(
         serves=serves,
     )
     limits = BatchLimits(int(config.max_file_mib * _MIB), config.upload_timeout_s, config.file_days * _DAY_S)
-    return BatchService(generation, files=files, batches=store, runner=runner, limits=limits)
+    return BatchService(requests, files=files, batches=store, runner=runner, limits=limits)
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:

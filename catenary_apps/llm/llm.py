@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from catenary.v1 import common_pb2
-from catenary_apps.llm.endpoint import OfflineEndpoint
+from catenary_apps.llm.endpoint import OfflineRequest
 from catenary_apps.llm.engine_view import EngineView, Lacking, ModelConfig, view_of
 from catenary_apps.llm.outputs import BeamSearchOutput, RequestOutput, beam_output, request_output
 from catenary_apps.llm.pooled import PooledCalls
@@ -29,8 +29,11 @@ from catenary_apps.llm.prompts import (
 )
 from catenary_apps.llm.sampling_params import BeamSearchParams, SamplingParams
 from gateway import Caller
+from gateway.generation.chat import prepare_chat
 from gateway.generation.service import collect
-from gateway.routes.completions import ChatEndpoint
+from gateway.routes.completions import prepare_completion
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.validation import parse_request
 
 _GENERATE = (common_pb2.MODEL_TASK_GENERATE,)
 
@@ -239,21 +242,34 @@ class LLM(PooledCalls, Lacking):
         return body | {"seed": self._seeds.getrandbits(63)}
 
     async def _render(self, chats: Sequence[list[Message]], chat: Mapping[str, Any]) -> list[list[int]]:
-        service, endpoint = self._stack.generations, ChatEndpoint()
-        prompts = []
+        stack, prompts = self._stack, []
+        caller = Caller()
         for messages in chats:
-            body = {"model": self._stack.name, "messages": messages, **chat}
-            plan, _ = await service.prepare(endpoint, endpoint.parse(body, service.limits), Caller())
+            body = {"model": stack.name, "messages": messages, **chat}
+            fields = parse_request(ChatRequest, body, stack.requests.limits)
+            async with stack.requests.detached(caller) as request:
+                prepared = prepare_chat(fields, stack.requests.models.require(fields.model), caller)
+                plan = await stack.generations.plan(prepared, request)
             prompts.append(list(plan.prompts[0]))
         return prompts
 
     async def _complete(self, body: dict[str, Any], prompt: str | None) -> RequestOutput:
-        service, endpoint = self._stack.generations, OfflineEndpoint()
-        asked = {"model": self._stack.name, "return_token_ids": True, **body}
-        fields = endpoint.parse(asked, service.limits)
-        async with service.run(endpoint, fields, Caller(), deadline=service.deadline()) as running:
-            await running.begin()
-            return request_output(running.generation, await collect(running.generation), prompt)
+        stack = self._stack
+        asked = {"model": stack.name, "return_token_ids": True, **body}
+        fields = parse_request(OfflineRequest, asked, stack.requests.limits)
+        async with stack.requests.detached(Caller()) as request:
+            # As vLLM's: without a limit, to the end of the context.
+            prepared = prepare_completion(
+                fields,
+                request.admit(fields),
+                request.caller,
+                id_prefix="offline-",
+                default_max_tokens=None,
+            )
+            plan = await stack.generations.plan(prepared, request)
+            async with stack.generations.run(plan, request) as running:
+                await running.begin()
+                return request_output(running.generation, await collect(running.generation), prompt)
 
     async def _search(self, body: dict[str, Any]) -> BeamSearchOutput:
         found = await self._complete(body, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from catenary.v1 import common_pb2
 from catenary_apps.llm.calls import Calls
-from catenary_apps.llm.endpoint import DocumentTask, PairTask
+from catenary_apps.llm.endpoint import DocumentFields, PairFields, document_work
 from catenary_apps.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -25,8 +25,9 @@ from catenary_apps.llm.outputs import (
 from catenary_apps.llm.prompts import Prompt, check_arguments, read_one, read_prompts, read_texts
 from catenary_apps.llm.sampling_params import PoolingParams
 from gateway import Caller
-from gateway.pooling.answers import scores_of, unpack
+from gateway.pooling.answers import compare, scores_of, unpack
 from gateway.pooling.work import Pooled
+from gateway.schemas.validation import parse_request
 
 EMBED = (common_pb2.MODEL_TASK_EMBED,)
 # A score is the probability of the one class that its model has.
@@ -159,14 +160,21 @@ class PooledCalls(Calls):
         return self._run(self._many(requests, use_tqdm))
 
     async def _document(self, body: dict[str, Any]) -> Pooled:
-        stack, endpoint = self._stack, DocumentTask((self._stack.task,))
-        fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
-        return await stack.poolings.run(endpoint, fields, Caller(), deadline=stack.generations.deadline())
+        stack = self._stack
+        fields = parse_request(DocumentFields, {"model": stack.name, **body}, stack.requests.limits)
+        async with stack.requests.detached(Caller()) as request:
+            model = request.admit(fields, (stack.task,))
+            return await stack.poolings.run(
+                document_work(fields, model), model, request, id_prefix="offline-"
+            )
 
     async def _pair(self, body: dict[str, Any]) -> list[ScoringRequestOutput]:
-        stack, endpoint = self._stack, PairTask()
-        fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
-        pooled = await stack.poolings.run(endpoint, fields, Caller(), deadline=stack.generations.deadline())
+        stack = self._stack
+        fields = parse_request(PairFields, {"model": stack.name, **body}, stack.requests.limits)
+        async with stack.requests.detached(Caller()) as request:
+            model = request.admit(fields, SCORE)
+            work = compare(fields.first, fields.second, model, fields, param="second")
+            pooled = await stack.poolings.run(work, model, request, id_prefix="offline-")
         pairs = [(place,) for place in range(len(pooled.documents))]
         places: Sequence[tuple[int, ...]] = pooled.work.compared or pairs
         return [

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, TypeVar
 from catenary.nearest import near
 from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number
 from catenary.sequence_limits import MAX_BEAM_WIDTH
-from catenary_apps.llm.endpoint import LIMITS, OfflineEndpoint
+from catenary_apps.llm.endpoint import LIMITS, OfflineRequest
 from gateway import ApiError
+from gateway.schemas.validation import parse_request
 
 C = TypeVar("C", bound=type)
 
@@ -97,7 +98,7 @@ class StructuredOutputsParams:
             raise ValueError(f"{name} takes one of {', '.join(self._KINDS)}, and there is {found}")
         try:
             asked = {"model": "any", "prompt": [0], "structured_outputs": self.body()}
-            OfflineEndpoint().parse(asked, LIMITS)
+            parse_request(OfflineRequest, asked, LIMITS)
         except ApiError as error:
             raise ValueError(error.message.replace("structured_outputs.", "")) from None
 
@@ -199,7 +200,7 @@ class SamplingParams:
         if self.structured_outputs is not None and self.guided_decoding is not None:
             raise ValueError("guided_decoding is structured_outputs by its older name: give one of them")
         try:
-            OfflineEndpoint().parse({"model": "any", "prompt": [0], **self.body()}, LIMITS)
+            parse_request(OfflineRequest, {"model": "any", "prompt": [0], **self.body()}, LIMITS)
         except ApiError as error:
             raise ValueError(error.message) from None
 

@@ -26,6 +26,7 @@ from catenary_apps.llm.endpoint import LIMITS
 from catenary_apps.llm.local_engine import LocalEngine
 from catenary_apps.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Launch, ServeOption
 from gateway import GatewayConfig, GatewayMetrics, from_wire
+from gateway.generation.requests import Requests
 from gateway.generation.service import GenerationService
 from gateway.pooling.service import PoolingService
 from gateway.text.models import ModelRegistry
@@ -309,20 +310,12 @@ class LocalStack:
         """What the model is for, known once started."""
         self._models = ModelRegistry(self._tokenizers.fetch, lambda: True, lambda _: False)
         metrics = GatewayMetrics()
+        self.requests = Requests(gateway, session=self._engine, models=self._models, metrics=metrics)
         self.generations = GenerationService(
-            gateway,
-            session=self._engine,
-            models=self._models,
-            tokenizers=self._tokenizers,
-            metrics=metrics,
+            gateway, self.requests, session=self._engine, tokenizers=self._tokenizers
         )
         self.poolings = PoolingService(
-            gateway,
-            places=self.generations,
-            session=self._engine,
-            models=self._models,
-            tokenizers=self._tokenizers,
-            metrics=metrics,
+            gateway, self.requests, session=self._engine, tokenizers=self._tokenizers
         )
 
     async def start(self, on_progress: Progress) -> None:

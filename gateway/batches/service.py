@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import new_id
-from gateway.auth import caller_of
 from gateway.batches.files import FileStore, Upload, declared_bytes, read_upload
 from gateway.batches.objects import (
     BATCH_ID,
@@ -26,8 +23,8 @@ from gateway.batches.objects import (
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.errors import ApiError, bad_request
-from gateway.generation.service import GenerationService
-from gateway.http.answers import send_json
+from gateway.generation.requests import Requests
+from gateway.http.answers import Call, send_json
 from gateway.schemas.validation import parse_request
 
 
@@ -45,24 +42,24 @@ class BatchService:
 
     def __init__(
         self,
-        generation: GenerationService,
+        requests: Requests,
         *,
         files: FileStore,
         batches: BatchStore,
         runner: BatchRunner,
         limits: BatchLimits,
     ) -> None:
-        self._generation = generation
+        self._requests = requests
         self.files = files
         self.batches = batches
         self.runner = runner
         self._limits = limits
 
-    async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def upload(self, call: Call) -> None:
         """Store the file of a form. Raise ApiError or ClientGone, and store nothing then."""
-        owner, file_id = caller_of(scope).owner, new_id(FILE_ID)
-        request = Request(scope, receive)
-        with self._generation.place():
+        request, file_id = Request(call.scope, call.receive), new_id(FILE_ID)
+        async with self._requests.active(call) as active:
+            owner = active.caller.owner
             await self.files.begin(owner, file_id, declared_bytes(request, self._limits.max_file_bytes))
             try:
                 upload = await read_upload(
@@ -78,17 +75,16 @@ class BatchService:
                 with suppress(ApiError):
                     await self.files.discard(file_id)
                 raise
-            await send_json(send, msgspec.json.encode(file))
+            await send_json(call.send, msgspec.json.encode(file))
 
-    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def create(self, call: Call) -> None:
         """Create a batch. Raise ApiError or ClientGone."""
-        with self._generation.place():
-            body: dict[str, Any] = await self._generation.read_object(scope, receive)
-            request = parse_request(BatchRequest, body, self._generation.limits)
+        async with self._requests.active(call) as active:
+            request = parse_request(BatchRequest, await active.json_object(), self._requests.limits)
             endpoints = self.runner.endpoints
             if request.endpoint not in endpoints:
                 raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(endpoints)}.", "endpoint")
-            caller, now = caller_of(scope), time.time()
+            caller, now = active.caller, time.time()
             file = await self.files.get(caller.owner, request.input_file_id)
             if file.purpose is not Purpose.BATCH:
                 raise bad_request(
@@ -107,7 +103,7 @@ class BatchService:
             after = request.output_expires_after
             await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
             self.runner.wake()
-            await send_json(send, msgspec.json.encode(batch))
+            await send_json(call.send, msgspec.json.encode(batch))
 
 
 def _checked(upload: Upload) -> float | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from catenary.telemetry import new_id
 from catenary.text import TokenizerTraits
 from catenary.v1 import tokenizer_pb2
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
+from gateway.auth import Caller
 from gateway.constraints import CallableFunction, Wanted, own_calls, wanted_calls, wanted_of
 from gateway.errors import ApiError, bad_request
+from gateway.generation.plan import Prepared
 from gateway.parsing.choice import ParserChoice, id_style
 from gateway.parsing.formats import JSON as JSON_FORMAT
 from gateway.parsing.output import IdStyle
@@ -20,6 +24,7 @@ from gateway.parsing.toolset import ToolSet
 from gateway.schemas.chat import ChatInputFields, ChatRequest
 from gateway.schemas.messages import ChatMessage, ToolCall
 from gateway.schemas.tools import CallMode, FunctionTool
+from gateway.text.models import Model
 from gateway.text.target import Rendered
 
 
@@ -191,14 +196,45 @@ def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
     return own
 
 
-Render = Callable[[list[ChatMessage]], Awaitable[Rendered]]
-"""A chat's prompt. Raises ApiError `context_length_exceeded` if it is too long."""
+def prepare_chat(
+    fields: ChatRequest,
+    model: Model,
+    caller: Caller,
+    *,
+    id_prefix: str = "chatcmpl-",
+    prompt_param: str = "messages",
+    drops_turns: bool = False,
+) -> Prepared:
+    """Prepare a chat; its answer is limited by the context alone, unless the request limits it.
+
+    Raises ApiError if the model can neither see the tools nor be held to what is asked for."""
+    return Prepared(
+        request_id=new_id(id_prefix),
+        model=model,
+        fields=fields,
+        prompt=to_chat_input(fields, model.traits),
+        prompt_param=prompt_param,
+        caller=caller,
+        drops_turns=drops_turns,
+        parsing=choose_parser(fields, model.traits),
+        wanted=choose_constraint(fields, model.traits),
+    )
+
+
+class Turn(Protocol):
+    """A message of a chat."""
+
+    @property
+    def role(self) -> str: ...
+
+
+M = TypeVar("M", bound=Turn)
 
 _KEPT = ("system", "developer")
 _TOO_LONG = "context_length_exceeded"
 
 
-def droppable(messages: Sequence[ChatMessage]) -> list[list[int]]:
+def droppable(messages: Sequence[Turn]) -> list[list[int]]:
     """What may be left out, oldest first: indexes of messages that go together.
 
     First come whole turns, each a user's message with all that follows up to the next one. Of the last turn
@@ -222,11 +258,12 @@ def droppable(messages: Sequence[ChatMessage]) -> list[list[int]]:
     return [turn for turn in earlier if turn] + rounds[:-1]
 
 
-async def fitted(messages: Sequence[ChatMessage], render: Render) -> Rendered:
-    """The prompt of a chat, without so many of its oldest turns that it fits.
+async def fitted(messages: Sequence[M], render: Callable[[list[M]], Awaitable[Rendered]]) -> Rendered:
+    """Render a chat without so many of its oldest turns that it fits.
 
-    Few are rendered: their number is halved each time. Raises ApiError: as `render` does for the whole chat
-    if it does not fit without all that may be left out."""
+    Few are rendered: their number is halved each time. `render` raises ApiError `context_length_exceeded` for
+    a chat that is too long. Raises ApiError: as `render` does for the whole chat, if it does not fit without
+    all that may be left out."""
     try:
         return await render(list(messages))
     except ApiError as error:

@@ -283,7 +283,7 @@ class Choice:
         return stop
 
 
-def text_options(plan: GenerationPlan, *, scores_stop_token: bool) -> TextOptions:
+def text_options(plan: GenerationPlan) -> TextOptions:
     """How the texts of a request end."""
     fields = plan.fields
     # Where something is read in the texts, that tells which part of them stop strings are looked for in.
@@ -292,7 +292,7 @@ def text_options(plan: GenerationPlan, *, scores_stop_token: bool) -> TextOption
         () if parsed else fields.stops,
         fields.min_tokens or 0,
         bool(fields.include_stop_str_in_output),
-        scores_stop_token,
+        plan.prepared.scores_stop_token,
         keeps_offsets=bool(plan.parsing.reasoning_parser),
         settles=parsed and bool(fields.stops),
     )

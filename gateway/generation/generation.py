@@ -46,7 +46,6 @@ class Generation:
         max_unread_tokens: int,
         deadline: float,
         on_tokens: Callable[[int, int], None],
-        scores_stop_token: bool = False,
     ) -> None:
         """Nothing is sent before `submit`.
 
@@ -56,13 +55,12 @@ class Generation:
             max_unread_tokens: how far a sequence's reader may be behind.
             deadline: the loop's time at which the request is given up.
             on_tokens: called with each choice's index and its number of new tokens.
-            scores_stop_token: a stop token that is not shown has a log probability in the answer.
         """
         self.plan = plan
         self._session = session
         self._deadline = deadline
         self._on_tokens = on_tokens
-        self._options = text_options(plan, scores_stop_token=scores_stop_token)
+        self._options = text_options(plan)
         self._inbox = Inbox(max_unread_tokens)
         self._sequences: list[_Sequence] = []
         self._open = len(plan.prompts) * plan.sequences
@@ -167,7 +165,8 @@ class Generation:
         end = batch.end
         if end is not None and end.error is not None:
             if end.error.param == _CONSTRAINT:
-                end.error.param = self.plan.constraint_param
+                wanted = self.plan.prepared.wanted
+                end.error.param = None if wanted is None else wanted.param
             raise end.error
         if not prompt.known:
             if not prompt.add(batch.prompt, last=bool(batch.ids) or end is not None):

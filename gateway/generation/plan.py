@@ -2,94 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer, Vocabulary
-from catenary.v1 import common_pb2
-from gateway.auth import Caller
+from catenary.v1 import common_pb2, tokenizer_pb2
+from gateway.auth import Caller, salted
+from gateway.constraints import Wanted
 from gateway.errors import bad_request, context_length_exceeded
+from gateway.generation.requests import QueuePriority
 from gateway.parsing.choice import ParserChoice, TextParser
 from gateway.parsing.output import ContentStops
 from gateway.schemas.generation import GenerationFields
 from gateway.text.models import Model
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePriority:
-    """Queueing fields of a request, copied into each of its sequences."""
-
-    priority: int = 0
-    priority_class: common_pb2.PriorityClass.ValueType = common_pb2.PRIORITY_CLASS_UNSPECIFIED
-    tenant: str = ""
-    session_id: str = ""
-    max_wait_ms: int | None = None
-
-    def enter(self, spec: common_pb2.SequenceSpec) -> None:
-        """Write it into a sequence."""
-        if self.priority:
-            spec.priority = self.priority
-        spec.priority_class = self.priority_class
-        if self.tenant:
-            spec.tenant = self.tenant
-        if self.session_id:
-            spec.session_id = self.session_id
-        if self.max_wait_ms is not None:
-            spec.max_wait_ms = self.max_wait_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Priorities:
-    """Numbers of the service tiers; lower ones are computed first, and a request without a tier has 0.
-
-    `max_wait_ms`: longest wait of a request that names none; None: the router's.
-    """
-
-    priority: int
-    flex: int
-    max_wait_ms: int | None = None
-
-    def of(self, number: int | None, tier: str | None) -> int:
-        """A request's own number, else its tier's."""
-        if number is not None:
-            return number
-        return {"priority": self.priority, "flex": self.flex}.get(tier or "", 0)
-
-    def queue_priority(
-        self, caller: Caller, number: int | None, tier: str | None = None, session: str | None = None
-    ) -> QueuePriority:
-        """How a request of `caller` waits.
-
-        Its class is that of its header; else BULK in a batch; else by its number: INTERACTIVE below 0,
-        DEFAULT at 0, BULK above. `session`: what its body says of whom it belongs to; the header goes first.
-        """
-        own = self.of(number, tier)
-        return QueuePriority(
-            priority=own,
-            priority_class=_class(caller, own),
-            tenant=caller.owner,
-            session_id=_session(caller, session),
-            max_wait_ms=self.max_wait_ms if caller.max_wait_ms is None else caller.max_wait_ms,
-        )
-
-
-def _class(caller: Caller, priority: int) -> common_pb2.PriorityClass.ValueType:
-    if caller.priority_class != common_pb2.PRIORITY_CLASS_UNSPECIFIED:
-        return caller.priority_class
-    if caller.bulk or priority > 0:
-        return common_pb2.PRIORITY_CLASS_BULK
-    return common_pb2.PRIORITY_CLASS_INTERACTIVE if priority < 0 else common_pb2.PRIORITY_CLASS_DEFAULT
-
-
-def _session(caller: Caller, session: str | None) -> str:
-    """A name of bounded length; that of one tenant is never another's."""
-    named = caller.session_id or session
-    if not named:
-        return ""
-    return hashlib.blake2b(f"{caller.owner}\n{named}".encode(), digest_size=16, person=b"session").hexdigest()
-
+from gateway.text.target import Rendered
 
 # A nucleus that the best token fills by itself: the probability of that is at least one by the size of the
 # vocabulary, at most 2^24.
@@ -101,30 +28,78 @@ def _nucleus(top_p: float | None) -> float | None:
     return _SMALLEST_NUCLEUS if top_p == 0 else top_p
 
 
+ChatOrTexts = tokenizer_pb2.ChatInput | tokenizer_pb2.CompletionInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that was read, and what it asks of its model: no peer knows of it yet.
+
+    request_id: of the answer; each sequence's id is made from it.
+    prompt: a chat or texts to be rendered, or the token ids of each prompt.
+    prompt_param: the field that the prompt came in, for errors.
+    default_max_tokens: for a request without a limit; None: to the end of the context.
+    scores_stop_token: a stop token that is not shown has a log probability in the answer.
+    drops_turns: leave out the oldest turns of a chat that does not fit.
+    parsing: what is read in the texts of the answer.
+    wanted: what the answer is constrained to.
+    """
+
+    request_id: str
+    model: Model
+    fields: GenerationFields
+    prompt: ChatOrTexts | list[list[int]]
+    prompt_param: str
+    caller: Caller = field(default_factory=Caller)
+    default_max_tokens: int | None = None
+    scores_stop_token: bool = False
+    drops_turns: bool = False
+    parsing: ParserChoice = field(default_factory=ParserChoice)
+    wanted: Wanted | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
     """Prompts and parameters of one request, all checked.
 
     A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
     `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
-    least 1; constraint_param: the field that the constraint came in; bad_words: tokens in a row that are not
-    generated; priority: how they wait for an engine; parsing: what is read in the texts; tails: each prompt's
-    last characters, if anything is."""
+    least 1; bad_words: tokens in a row that are not generated; tails: each prompt's last characters, if the
+    answer is parsed."""
 
-    request_id: str
-    model: Model
+    prepared: Prepared
     prompts: Sequence[Sequence[int]]
     max_tokens: Sequence[int]
-    n: int
-    samples: int
-    fields: GenerationFields
-    cache_salt: str = ""
-    constraint: common_pb2.Constraint | None = None
-    constraint_param: str | None = None
     bad_words: Sequence[Sequence[int]] = ()
+    constraint: common_pb2.Constraint | None = None
     priority: QueuePriority = field(default_factory=QueuePriority)
-    parsing: ParserChoice = field(default_factory=ParserChoice)
     tails: Sequence[str] = ()
+
+    @property
+    def request_id(self) -> str:
+        return self.prepared.request_id
+
+    @property
+    def model(self) -> Model:
+        return self.prepared.model
+
+    @property
+    def fields(self) -> GenerationFields:
+        return self.prepared.fields
+
+    @property
+    def parsing(self) -> ParserChoice:
+        return self.prepared.parsing
+
+    @property
+    def n(self) -> int:
+        """Answered texts of each prompt."""
+        return self.fields.choices
+
+    @property
+    def samples(self) -> int:
+        """Texts of each prompt of which the best are answered; of a beam search, its width."""
+        return self.fields.samples
 
     @property
     def top_count(self) -> int | None:
@@ -228,7 +203,7 @@ class GenerationPlan:
             stopping=stopping,
             response=self._response(first=sample == 0),
             traceparent=traceparent,
-            cache_salt=self.cache_salt,
+            cache_salt=salted(self.prepared.caller.cache_salt, self.fields.cache_salt),
             constraint=self.constraint,
             beam_search=self._search(),
         )
@@ -283,69 +258,48 @@ class GenerationPlan:
 
 
 def make_plan(
+    prepared: Prepared,
+    rendered: Rendered,
     *,
-    request_id: str,
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    fields: GenerationFields,
-    default_max_tokens: int | None,
-    param: str,
-    cache_salt: str,
-    constraint: common_pb2.Constraint | None = None,
-    constraint_param: str | None = None,
     priority: QueuePriority | None = None,
     max_scored_prompt_tokens: int | None = None,
-    parsing: ParserChoice | None = None,
-    tails: Sequence[str] = (),
 ) -> GenerationPlan:
     """Check what needs the model and the rendered prompts. Raises ApiError 400.
 
     Args:
-        request_id: of the answer; each sequence's id is made from it.
-        model: the model to generate with.
-        prompts: token ids of each prompt.
-        fields: the request.
-        default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
-        param: name of the field that the prompts came from.
-        cache_salt: cached KV is shared only with requests that have the same one.
-        constraint: what the text of every choice must be; it was checked.
-        constraint_param: the field of the request that it came from.
+        prepared: the request; its constraint was checked.
+        rendered: its prompts, not cut yet.
         priority: how the sequences wait for an engine.
         max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
-        parsing: what is read in the texts; None: nothing.
-        tails: the last characters of each prompt, for that.
     """
+    fields, model, param = prepared.fields, prepared.model, prepared.prompt_param
+    if (keep := truncation(fields, model.max_model_len)) is not None:
+        rendered = rendered.truncated(keep)
+    prompts = rendered.prompts
+    constraint = None
+    if prepared.wanted is not None:
+        # A chat may begin in thoughts, behind which the constraint begins to hold.
+        parsing = prepared.parsing
+        after = parsing.thoughts_end(rendered.text_tails[0]) if parsing.needed else None
+        constraint = prepared.wanted.message(after)
     bad_words = _checked_tokens(fields, model)
     if constraint is not None and fields.searches:
         text = "'use_beam_search' cannot be combined with a constraint on the output."
         raise bad_request(text, "use_beam_search")
     _check_scored(prompts, fields, max_scored_prompt_tokens)
     limits = [
-        _token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param)
+        _token_limit(len(prompt), model.max_model_len, fields, prepared.default_max_tokens, param)
         for prompt in prompts
     ]
     for prompt in prompts:
         _check_ids(prompt, model, param)
     return GenerationPlan(
-        request_id=request_id,
-        model=model,
-        prompts=prompts,
-        max_tokens=limits,
-        n=fields.choices,
-        samples=fields.samples,
-        fields=fields,
-        cache_salt=cache_salt,
-        constraint=constraint,
-        constraint_param=constraint_param,
-        bad_words=bad_words,
-        priority=priority or QueuePriority(),
-        parsing=parsing or ParserChoice(),
-        tails=tails,
+        prepared, prompts, limits, bad_words, constraint, priority or QueuePriority(), rendered.text_tails
     )
 
 
 def truncation(fields: GenerationFields, context: int) -> int | None:
-    """Tokens of a prompt that are kept at the most; None: nothing is cut. Raises ApiError 400.
+    """Return the most tokens of a prompt that are kept; None: nothing is cut. Raises ApiError 400.
 
     `context`: the model's longest sequence. Of a prompt that is cut to what there is room for, so much is
     kept that the tokens asked for, or one, can follow."""

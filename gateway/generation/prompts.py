@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
-from gateway.auth import Caller, caller_of
+from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request
 from gateway.generation.chat import to_chat_input
-from gateway.generation.service import Endpoint, GenerationService, T
-from gateway.http.answers import send_json
-from gateway.http.disconnect import ClientWatch
+from gateway.generation.plan import GenerationPlan
+from gateway.generation.requests import Requests
 from gateway.schemas.chat import TokenizeChatRequest
 from gateway.schemas.completion import DetokenizeRequest, TokenizeRequest
 from gateway.schemas.validation import parse_request
-from gateway.text.models import Model, ModelRegistry
+from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 
 
@@ -49,33 +47,20 @@ class RenderedRequest(msgspec.Struct):
 
 MANY_TOKENS = 5000
 
-PromptHandler = Callable[[dict[str, Any], Caller], Coroutine[Any, Any, Any]]
-
 
 class PromptService:
     """Answers them from the tokenizer services. Texts need no engine that serves the model just now."""
 
-    def __init__(
-        self, service: GenerationService, *, models: ModelRegistry, tokenizers: TokenizerPool
-    ) -> None:
-        self._service = service
-        self._models = models
+    def __init__(self, requests: Requests, tokenizers: TokenizerPool) -> None:
+        self._limits = requests.limits
+        self._models = requests.models
         self._tokenizers = tokenizers
-
-    async def serve(self, handler: PromptHandler, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request with what `handler` makes of its body. Raises ApiError or ClientGone."""
-        with self._service.place():
-            body = await self._service.read(scope, receive)
-            async with ClientWatch(receive) as watch:
-                answer: Any = await watch.run(handler(body, caller_of(scope)))
-                # A million ids take long to write, and others wait for the loop.
-                await send_json(send, await asyncio.to_thread(msgspec.json.encode, answer))
 
     async def tokenize(self, body: dict[str, Any], caller: Caller) -> Tokens:
         """Ids of a text or of a chat. Raises ApiError."""
         if "messages" in body and "prompt" in body:
             raise bad_request("Only one of 'prompt' and 'messages' is allowed.", "prompt")
-        limits = self._service.limits
+        limits = self._limits
         fields: TokenizeRequest | TokenizeChatRequest
         if "messages" in body:
             fields = parse_request(TokenizeChatRequest, body, limits)
@@ -105,23 +90,20 @@ class PromptService:
 
     async def detokenize(self, body: dict[str, Any], caller: Caller) -> TokensText:
         """Text of ids, control tokens shown. Raises ApiError."""
-        fields = parse_request(DetokenizeRequest, body, self._service.limits)
+        fields = parse_request(DetokenizeRequest, body, self._limits)
         model = self._models.known(fields.model)
         request = tokenizer_pb2.DetokenizeRequest(
             model=model.name, tenant=caller.owner, token_ids=fields.tokens
         )
         return TokensText(await self._tokenizers.detokenize(request))
 
-    async def render(
-        self, endpoint: Endpoint[T], body: dict[str, Any], caller: Caller
-    ) -> list[RenderedRequest]:
-        """What each prompt of a generating request becomes. Raises ApiError, as the request itself would."""
-        fields = endpoint.parse(body, self._service.limits)
-        plan, _ = await self._service.prepare(endpoint, fields, caller)
-        return [
-            RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
-            for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
-        ]
+
+def rendered_requests(plan: GenerationPlan) -> list[RenderedRequest]:
+    """Return what each prompt of a planned request becomes."""
+    return [
+        RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
+        for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
+    ]
 
 
 async def _spellings(model: Model, ids: list[int]) -> list[str]:

@@ -1,75 +1,34 @@
-"""From an HTTP request to its answer, an event stream or one object, for every generating route."""
+"""From a prepared request to its answer: plan, run, and write an event stream or one object."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass, replace
 
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from catenary.telemetry import SpanNotes, current_traceparent, get_logger, new_id, span_here
-from gateway.auth import Caller, caller_of, salted
+from catenary.telemetry import SpanNotes, current_traceparent, get_logger, span_here
+from catenary.v1 import tokenizer_pb2
+from gateway.auth import Allowance
 from gateway.config import GatewayConfig
-from gateway.constraints import Wanted, wanted_of
-from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
+from gateway.errors import ApiError, context_length_exceeded, internal
+from gateway.generation.chat import fitted
 from gateway.generation.generation import Generation
-from gateway.generation.plan import GenerationPlan, Priorities, QueuePriority, make_plan, truncation
-from gateway.http.answers import PartSender, part_sender, send_json
-from gateway.http.body import BodyLimits, read_json_object
-from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.generation.plan import GenerationPlan, Prepared, make_plan, truncation
+from gateway.generation.requests import ActiveRequest, Requests
+from gateway.http.answers import Call, PartSender, part_sender, send_json
+from gateway.http.disconnect import ClientGone
 from gateway.link.inbox import Session
-from gateway.metrics import GatewayMetrics, RequestTimer
-from gateway.parsing.choice import ParserChoice
-from gateway.schemas.base import RequestLimits
-from gateway.schemas.generation import GenerationFields
+from gateway.metrics import RequestTimer
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.writer import SSE_DONE, SSE_HEADERS, AnswerHead, AnyWriter, sse_error_event
-from gateway.text.models import Model, ModelRegistry
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import Rendered
 
-T = TypeVar("T", bound=GenerationFields)
 _log = get_logger(__name__)
-
-
-class Endpoint(ABC, Generic[T]):
-    """A route: how its requests are read, rendered and answered."""
-
-    id_prefix: ClassVar[str]
-    """What ids of its answers begin with."""
-    prompt_param: ClassVar[str]
-    """The field that the prompt comes from."""
-    default_max_tokens: ClassVar[int | None] = None
-    """Tokens for a request without a limit; None: to the end of the context."""
-    scores_stop_token: ClassVar[bool] = False
-    """Whether a stop token that is not shown has a log probability in the answer."""
-    writer: ClassVar[type[AnyWriter]]
-    """What writes its answers."""
-
-    @abstractmethod
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
-        """The checked request. Raises ApiError."""
-
-    def constraint(self, fields: T, model: Model) -> Wanted | None:
-        """What the answer is constrained to; None: any text. Raises ApiError."""
-        return wanted_of(fields)
-
-    def parsing(self, fields: T, model: Model) -> ParserChoice:
-        """What is read in the texts of the answer: nothing. Raises ApiError."""
-        return ParserChoice()
-
-    @abstractmethod
-    async def render(
-        self, fields: T, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
-    ) -> Rendered:
-        """The request's prompts. Raises ApiError."""
 
 
 LONG_ECHO = 1000
@@ -165,285 +124,152 @@ LARGE_LOGPROBS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that was sent to an engine. `failed` counts, by its code, an error that was told to the
-    client in place of raising it; `accepted`, that an engine has taken it, with so many tokens."""
+    """A generation that is on its way to an engine."""
 
     generation: Generation
-    rendered: Rendered
-    failed: Callable[[str], None]
-    accepted: Callable[[int], None]
+    timer: RequestTimer
 
     async def begin(self) -> None:
-        """Wait until an engine has answered for the first time. Raises ApiError, or ClientGone."""
+        """Wait for the engine's first answer. Raises ApiError, or ClientGone."""
         await self.generation.begin()
-        self.accepted(self.generation.plan.prompt_tokens)
+        self.timer.accept(self.generation.plan.prompt_tokens)
 
 
 class GenerationService:
-    """Runs requests: reads, renders, submits, answers. In any case every sequence ends or is aborted."""
+    """Plans and runs requests. In any case every sequence ends or is aborted."""
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        *,
-        session: Session,
-        models: ModelRegistry,
-        tokenizers: TokenizerPool,
-        metrics: GatewayMetrics,
+        self, config: GatewayConfig, requests: Requests, *, session: Session, tokenizers: TokenizerPool
     ) -> None:
-        self._config = config
+        self._max_unread_tokens = config.stream_buffer_tokens
+        self._open_objects = config.open_objects
         self._session = session
-        self._models = models
         self._tokenizers = tokenizers
-        self._metrics = metrics
-        self._body = BodyLimits(
-            int(config.max_body_mib * (1 << 20)), config.max_body_values, config.body_timeout_s
-        )
-        self.limits = RequestLimits(
-            **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
-        )
-        """The limits of a request."""
-        self.priorities = Priorities(
-            config.priority_tier,
-            config.flex_tier,
-            None if config.max_wait_s is None else round(config.max_wait_s * 1000),
-        )
-        """How requests wait for an engine."""
-        self._generations: set[Generation] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._active = 0
-        self.draining = False
-        """No new requests are taken."""
+        self.requests = requests
 
-    @property
-    def active(self) -> int:
-        """Requests at work, from the first byte of the body to the last of the answer."""
-        return self._active
-
-    async def drain(self, grace_s: float) -> None:
-        """Take nothing new, wait for what runs, and end with an error what is left after `grace_s`."""
-        self.draining = True
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
-            _log.warning("requests cut off by the shutdown", requests=self._active, after_s=grace_s)
-            for generation in list(self._generations):
-                generation.interrupt(unavailable("The server is shutting down."))
-
-    async def serve(self, endpoint: Endpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
-        deadline = self.deadline()
-        with self.place():
-            fields = endpoint.parse(await self.read(scope, receive), self.limits)
-            await self.answer(endpoint, fields, scope, receive, send, deadline=deadline)
-
-    async def answer(
-        self, endpoint: Endpoint[T], fields: T, scope: Scope, receive: Receive, send: Send, *, deadline: float
-    ) -> None:
-        """As `serve`, for a request that was read and has its place.
-
-        Args:
-            endpoint: of the route.
-            fields: the request, checked by `endpoint.parse`.
-            scope: of the connection, as are `receive` and `send`.
-            receive: after the body.
-            send: before the head.
-            deadline: the loop's time at which the request is given up."""
-        async with (
-            ClientWatch(receive) as watch,
-            self.run(endpoint, fields, caller_of(scope), deadline=deadline, watch=watch) as running,
-        ):
-            # While the engine computes.
-            writer = endpoint.writer(answer_head(running.generation.plan))
-            writer.ready()
-            parts = part_sender(scope, send)
-            await running.begin()
-            await _answer(writer, running, send, parts)
-
-    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """A request's body, of one that asks a model: if it names none, it is the only one that is served.
-
-        Raises ApiError, or ClientGone."""
-        body = await self.read_object(scope, receive)
-        if body.get("model") in (None, ""):
-            body["model"] = self._models.only()
-            if body["model"] is None:
-                raise bad_request(
-                    "Missing required parameter: 'model', as several are served.",
-                    "model",
-                    "missing_required_parameter",
-                )
-        return body
-
-    async def read_object(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """A request's body. Raises ApiError, or ClientGone."""
-        return await read_json_object(Request(scope, receive), self._body)
-
-    async def prepare(
-        self, endpoint: Endpoint[T], fields: T, caller: Caller, *, watch: ClientWatch | None = None
-    ) -> tuple[GenerationPlan, Rendered]:
-        """What a request would send, with all checks that need no engine.
-
-        Args:
-            endpoint: how the request is rendered.
-            fields: the request, checked by `endpoint.parse`.
-            caller: for whom it is.
-            watch: of the client's connection, if a client waits.
+    async def plan(self, prepared: Prepared, request: ActiveRequest) -> GenerationPlan:
+        """Render a request and make all checks that need no engine.
 
         Raises:
-            ApiError: it is refused, or nothing can serve it now.
-            ClientGone: the client of `watch` hung up.
+            ApiError: it is refused, or no tokenizer service answers.
+            ClientGone: the client hung up.
         """
-        model = self._models.require(fields.model)
-        request_id = new_id(endpoint.id_prefix)
-        parsing = endpoint.parsing(fields, model)
-        keep = truncation(fields, model.max_model_len)
-        wanted = endpoint.constraint(fields, model)
+        return await request.until_gone(self._plan(prepared, request))
+
+    async def _plan(self, prepared: Prepared, request: ActiveRequest) -> GenerationPlan:
+        limits, wanted = self.requests.limits, prepared.wanted
         if wanted is not None:
-            wanted = wanted.opened() if self._config.open_objects else wanted
-            check = wanted.check(model.name, self._tokenizers, self.limits, caller.owner)
-            await (check if watch is None else watch.run(check))
+            if self._open_objects:
+                wanted = wanted.opened()
+                prepared = replace(prepared, wanted=wanted)
+            await wanted.check(prepared.model.name, self._tokenizers, limits, prepared.caller.owner)
         with span_here("render"):
-            render = endpoint.render(fields, model, self._tokenizers, request_id, caller)
-            rendered = await (render if watch is None else watch.run(render))
-        if keep is not None:
-            rendered = rendered.truncated(keep)
-        plan = make_plan(
-            request_id=request_id,
-            model=model,
-            prompts=rendered.prompts,
-            fields=fields,
-            default_max_tokens=endpoint.default_max_tokens,
-            param=endpoint.prompt_param,
-            cache_salt=salted(caller.cache_salt, fields.cache_salt),
-            constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
-            constraint_param=None if wanted is None else wanted.param,
-            priority=self._queue_priority(fields, caller),
-            max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
-            parsing=parsing,
-            tails=rendered.text_tails,
-        )
-        return plan, rendered
-
-    def _queue_priority(self, fields: GenerationFields, caller: Caller) -> QueuePriority:
-        return self.priorities.queue_priority(
-            caller, fields.priority, fields.service_tier, fields.prompt_cache_key or fields.user
+            rendered = await self._render(prepared)
+        return make_plan(
+            prepared,
+            rendered,
+            priority=request.priority,
+            max_scored_prompt_tokens=limits.max_scored_prompt_tokens,
         )
 
-    def deadline(self) -> float:
-        """The loop's time at which a request that begins now is given up."""
-        return asyncio.get_running_loop().time() + self._config.request_timeout_s
+    async def _render(self, prepared: Prepared) -> Rendered:
+        prompt, model = prepared.prompt, prepared.model
+        if not isinstance(prompt, tokenizer_pb2.ChatInput | tokenizer_pb2.CompletionInput):
+            return Rendered.of_ids(prompt)
+        keep = truncation(prepared.fields, model.max_model_len)
+        request = tokenizer_pb2.RenderRequest(
+            request_id=prepared.request_id,
+            model=model.name,
+            tenant=prepared.caller.owner,
+            max_prompt_tokens=model.max_model_len if keep is None else None,
+            truncate_to=keep,
+        )
+        if isinstance(prompt, tokenizer_pb2.CompletionInput):
+            request.completion.CopyFrom(prompt)
+            return await self._tokenizers.render(request)
+        request.chat.CopyFrom(prompt)
+        if not prepared.drops_turns:
+            return await self._tokenizers.render(request)
+        wanted = prepared.fields.token_limit or 1
+
+        async def render(messages: Sequence[tokenizer_pb2.ChatMessage]) -> Rendered:
+            del request.chat.messages[:]
+            request.chat.messages.extend(messages)
+            rendered = await self._tokenizers.render(request)
+            (ids,) = rendered.prompts
+            if len(ids) + wanted > model.max_model_len:
+                raise context_length_exceeded(model.max_model_len, len(ids), wanted, prepared.prompt_param)
+            return rendered
+
+        return await fitted(prompt.messages, render)
 
     @asynccontextmanager
-    async def run(
-        self,
-        endpoint: Endpoint[T],
-        fields: T,
-        caller: Caller,
-        *,
-        deadline: float,
-        watch: ClientWatch | None = None,
-    ) -> AsyncIterator[Running]:
-        """Generate for a request: entered once it is on its way to an engine, for whose first answer `begin`
-        waits; what has not ended when it is left is aborted. It is counted in the metrics.
-
-        Args:
-            endpoint: how the request is rendered.
-            fields: the request, checked by `endpoint.parse`.
-            caller: for whom it is.
-            deadline: the loop's time at which it is given up.
-            watch: of the client's connection; None for a request without a waiting client.
+    async def run(self, plan: GenerationPlan, request: ActiveRequest) -> AsyncIterator[Running]:
+        """Send an admitted request to an engine, for whose first answer `Running.begin` waits; abort on exit
+        what has not ended. It is counted in the metrics.
 
         Raises:
             ApiError: it is refused, or failed; also at `begin` and `generation.next`.
-            ClientGone: the client of `watch` hung up; also at those.
+            ClientGone: the client hung up; also at those.
         """
-        # An unknown model is no label of a metric.
-        name = self._models.require(fields.model).name
-        timer = RequestTimer(self._metrics, name)
-        with timer.failures():
-            priority = self._queue_priority(fields, caller)
-            self._session.check(name, priority.priority_class, priority.tenant)
-            plan, rendered = await self.prepare(endpoint, fields, caller, watch=watch)
-            await caller.allowance.spend(plan.prompt_tokens)
-            with (
-                span_here("generate") as told,
-                self._generation(
-                    plan, caller, timer, deadline, told, scores_stop_token=endpoint.scores_stop_token
-                ) as generation,
-            ):
-                if watch is not None:
-                    watch.on_gone(lambda: generation.interrupt(ClientGone()))
+        timer, allowance = request.timer, request.caller.allowance
+        await allowance.spend(plan.prompt_tokens)
+        with span_here("generate") as told:
+            generation = Generation(
+                plan,
+                self._session,
+                max_unread_tokens=self._max_unread_tokens,
+                deadline=request.deadline,
+                on_tokens=timer.tokens,
+            )
+            with request.interrupting(generation), _counted(generation, timer, allowance, told):
                 async with generation:
                     await generation.submit(current_traceparent())
-                    yield Running(generation, rendered, timer.failed, timer.accept)
-
-    @contextmanager
-    def _generation(
-        self,
-        plan: GenerationPlan,
-        caller: Caller,
-        timer: RequestTimer,
-        deadline: float,
-        told: SpanNotes,
-        *,
-        scores_stop_token: bool,
-    ) -> Iterator[Generation]:
-        generation = Generation(
-            plan,
-            self._session,
-            max_unread_tokens=self._config.stream_buffer_tokens,
-            deadline=deadline,
-            on_tokens=timer.tokens,
-            scores_stop_token=scores_stop_token,
-        )
-        self._generations.add(generation)
-        left = failed = False
-        try:
-            yield generation
-        except ClientGone:
-            left = True
-            raise
-        except Exception:
-            failed = True
-            raise
-        finally:
-            self._generations.discard(generation)
-            usage = generation.usage()
-            caller.allowance.charge(usage.completion_tokens)
-            ending = "error" if failed or timer.told_error else "abort"
-            reasons = [reason or ending for reason in generation.finish_reasons]
-            if timer.accepted or left:
-                timer.finished(reasons, usage, plan.count)
-            told["gen_ai.request.model"] = plan.model.asked
-            told["gen_ai.response.id"] = plan.request_id
-            told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
-            told["gen_ai.usage.output_tokens"] = usage.completion_tokens
-            told["gen_ai.response.finish_reasons"] = reasons
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place among the requests at work, which every request needs. Raises ApiError: the server is
-        stopping (503), or all places are taken (429)."""
-        if self.draining:
-            raise unavailable("The server is shutting down.")
-        if self._active >= self._config.max_requests:
-            raise overloaded(f"The server is working on its limit of {self._config.max_requests} requests.")
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
+                    yield Running(generation, timer)
 
 
-def _thoughts_end(parsing: ParserChoice, rendered: Rendered) -> str | None:
-    """Where a constraint begins to hold: a chat may begin in thoughts."""
-    return parsing.thoughts_end(rendered.text_tails[0]) if parsing.needed else None
+@contextmanager
+def _counted(
+    generation: Generation, timer: RequestTimer, allowance: Allowance, told: SpanNotes
+) -> Iterator[None]:
+    left = failed = False
+    try:
+        yield
+    except ClientGone:
+        left = True
+        raise
+    except Exception:
+        failed = True
+        raise
+    finally:
+        plan, usage = generation.plan, generation.usage()
+        allowance.charge(usage.completion_tokens)
+        ending = "error" if failed or timer.told_error else "abort"
+        reasons = [reason or ending for reason in generation.finish_reasons]
+        if timer.accepted or left:
+            timer.finished(reasons, usage, plan.count)
+        told["gen_ai.request.model"] = plan.model.asked
+        told["gen_ai.response.id"] = plan.request_id
+        told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        told["gen_ai.usage.output_tokens"] = usage.completion_tokens
+        told["gen_ai.response.finish_reasons"] = reasons
+
+
+async def answer(running: Running, kind: type[AnyWriter], call: Call) -> None:
+    """Write the answer, as a stream or one object.
+
+    Raises ApiError before it has begun, ClientGone at any time."""
+    generation = running.generation
+    # Made while the engine computes.
+    writer = kind(answer_head(generation.plan))
+    writer.ready()
+    parts = part_sender(call.scope, call.send)
+    await running.begin()
+    if generation.plan.fields.stream:
+        await send_stream(call.send, parts, generation, writer, on_error=running.timer.failed)
+    else:
+        results = await collect(generation)
+        await send_json(call.send, await _encode(writer, results, generation))
 
 
 def answer_head(plan: GenerationPlan) -> AnswerHead:
@@ -458,15 +284,6 @@ def answer_head(plan: GenerationPlan) -> AnswerHead:
         service_tier=plan.fields.tier,
         legacy_calls=plan.parsing.legacy,
     )
-
-
-async def _answer(writer: AnyWriter, running: Running, send: Send, parts: PartSender) -> None:
-    generation = running.generation
-    if generation.plan.fields.stream:
-        await send_stream(send, parts, generation, writer, on_error=running.failed)
-    else:
-        results = await collect(generation)
-        await send_json(send, await _encode(writer, results, generation))
 
 
 async def _encode(writer: AnyWriter, results: list[ChoiceResult], generation: Generation) -> bytes:

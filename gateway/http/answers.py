@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Generic, Protocol, TypeVar
 
@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import is_request_id, new_id
 from gateway.errors import ApiError
-from gateway.http.disconnect import ClientGone
 
 T = TypeVar("T")
 
@@ -111,17 +110,13 @@ async def send_json(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Deferred(Response):
-    """A response that does the whole work of its request: one scope holds all that must be released."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request and the means to answer it, as ASGI gives them to an application."""
 
-    def __init__(self, work: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        super().__init__()
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The client is gone, and the framework would answer an exception with a 500.
-        with suppress(ClientGone):
-            await self._work(scope, receive, send)
+    scope: Scope
+    receive: Receive
+    send: Send
 
 
 REQUEST_ID = "x-request-id"

@@ -31,14 +31,17 @@ class ClientWatch:
         self._gone = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        # After the first step of the block, which the client waits for.
-        self._start = asyncio.get_running_loop().call_soon(self._begin)
+        self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def start(self) -> None:
+        """Begin to watch, after the next step of this task: the client waits for that."""
+        self._start = asyncio.get_running_loop().call_soon(self._begin)
 
     async def close(self) -> None:
         """Stop watching."""

@@ -1,33 +1,23 @@
-"""From an HTTP request to its answer, for every route that computes vectors or scores."""
+"""Run the documents of a request for vectors or scores, a window of them at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
-
-from starlette.types import Receive, Scope, Send
+from typing import Self
 
 from catenary.telemetry import current_traceparent, new_id, span_here
 from catenary.v1 import common_pb2
-from gateway.auth import Caller, caller_of
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, internal, timed_out, unavailable
-from gateway.generation.plan import QueuePriority
-from gateway.generation.service import GenerationService
-from gateway.http.answers import send_json
-from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.errors import ApiError, internal, timed_out
+from gateway.generation.requests import ActiveRequest, QueuePriority, Requests
 from gateway.link.inbox import Inbox, SequenceEnded, Session
-from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.pooling.work import Document, Pooled, Work, render
-from gateway.schemas.base import RequestLimits
-from gateway.schemas.pooling import PooledFields
 from gateway.streaming.writer import usage_of
-from gateway.text.models import Model, ModelRegistry
+from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 
 _FULL = 429
@@ -113,154 +103,41 @@ class DocumentRun:
         self._window = float(len(self._live))
 
 
-T = TypeVar("T", bound=PooledFields)
-
-
-class PooledTask(ABC, Generic[T]):
-    """What a request asks to be computed: how it is read, and what its documents are."""
-
-    id_prefix: ClassVar[str]
-    """What ids of its answers begin with."""
-    tasks: ClassVar[tuple[int, ...]]
-    """Of the models that it works with."""
-
-    @abstractmethod
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
-        """The checked request. Raises ApiError."""
-
-    @abstractmethod
-    async def work(self, fields: T, model: Model) -> Work:
-        """What is to be computed. Raises ApiError."""
-
-
-class PooledEndpoint(PooledTask[T]):
-    """A route: a task that is answered over HTTP."""
-
-    @abstractmethod
-    def write(self, fields: T, pooled: Pooled) -> bytes:
-        """The answer's JSON. May take long: it runs beside the loop."""
-
-
 class PoolingService:
-    """Runs requests: reads, renders, submits, answers. In any case every document ends or is aborted."""
+    """Renders documents and submits them. In any case every one ends or is aborted."""
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        *,
-        places: GenerationService,
-        session: Session,
-        models: ModelRegistry,
-        tokenizers: TokenizerPool,
-        metrics: GatewayMetrics,
+        self, config: GatewayConfig, requests: Requests, *, session: Session, tokenizers: TokenizerPool
     ) -> None:
-        """`places`: where every request is read and has a place while it is at work, this service's too."""
-        self._places = places
         self._session = session
-        self._models = models
         self._tokenizers = tokenizers
-        self._metrics = metrics
         self._window = config.document_window
-        self._runs: set[DocumentRun] = set()
+        self.requests = requests
 
-    def cut_off(self) -> None:
-        """End what still runs with an error: the server stops."""
-        for run in list(self._runs):
-            run.interrupt(unavailable("The server is shutting down."))
-
-    async def serve(self, endpoint: PooledEndpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
-        deadline = self._places.deadline()
-        with self._places.place():
-            fields = endpoint.parse(await self._places.read(scope, receive), self._places.limits)
-            await self.answer(endpoint, fields, scope, receive, send, deadline=deadline)
-
-    async def answer(
-        self,
-        endpoint: PooledEndpoint[T],
-        fields: T,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        *,
-        deadline: float,
-    ) -> None:
-        """As `serve`, for a request that was read and has its place. Arguments as of GenerationService."""
-        async with ClientWatch(receive) as watch:
-            pooled = await self.run(endpoint, fields, caller_of(scope), deadline=deadline, watch=watch)
-            # Thousands of vectors take long to write, and others wait for the loop.
-            await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
-
-    async def run(
-        self,
-        endpoint: PooledTask[T],
-        fields: T,
-        caller: Caller,
-        *,
-        deadline: float,
-        watch: ClientWatch | None = None,
-    ) -> Pooled:
-        """What was computed for a request, which is counted in the metrics.
-
-        Args:
-            endpoint: what is computed.
-            fields: the request, checked by `endpoint.parse`.
-            deadline: the loop's time at which it is given up.
-            watch: of the client's connection; None for a request without a waiting client.
+    async def run(self, work: Work, model: Model, request: ActiveRequest, *, id_prefix: str) -> Pooled:
+        """Compute what an admitted request asks for. It is counted in the metrics.
 
         Raises:
             ApiError: it is refused, or failed.
-            ClientGone: the client of `watch` hung up.
+            ClientGone: the client hung up.
         """
-        model = self._models.require(fields.model, endpoint.tasks)
-        timer = RequestTimer(self._metrics, model.name)
-        with timer.failures():
-            return await self._pool(endpoint, fields, caller, model, timer, deadline, watch)
-
-    async def _pool(
-        self,
-        endpoint: PooledTask[T],
-        fields: T,
-        caller: Caller,
-        model: Model,
-        timer: RequestTimer,
-        deadline: float,
-        watch: ClientWatch | None,
-    ) -> Pooled:
-        priority = self._places.priorities.queue_priority(caller, fields.priority)
-        self._session.check(model.name, priority.priority_class, priority.tenant)
-        request_id = new_id(endpoint.id_prefix)
+        timer, caller = request.timer, request.caller
+        request_id = new_id(id_prefix)
         with span_here("render"):
-            rendering = self._render(endpoint, fields, model, request_id, caller)
-            work, documents = await (rendering if watch is None else watch.run(rendering))
+            rendering = render(work, model, self._tokenizers, request_id, caller.owner)
+            documents = await request.until_gone(rendering)
         await caller.allowance.spend(sum(len(document.token_ids) for document in documents))
         with span_here("pool") as told:
-            specs = _specs(request_id, model, work, documents, priority)
+            specs = _specs(request_id, model, work, documents, request.priority)
             told.update({"gen_ai.request.model": model.name, "catenary.documents": len(specs)})
-            vectors = await self._vectors(specs, deadline, watch)
+            run = DocumentRun(specs, self._session, window=self._window, deadline=request.deadline)
+            with request.interrupting(run):
+                async with run:
+                    vectors = await run.vectors()
         pooled = Pooled(request_id, int(time.time()), model, work, documents, vectors)
         timer.accept(pooled.prompt_tokens)
         timer.finished(["stop"], usage_of(pooled.prompt_tokens, 0, None), 1)
         return pooled
-
-    async def _vectors(
-        self, specs: Sequence[common_pb2.SequenceSpec], deadline: float, watch: ClientWatch | None
-    ) -> list[bytes]:
-        run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
-        if watch is not None:
-            watch.on_gone(lambda: run.interrupt(ClientGone()))
-        self._runs.add(run)
-        try:
-            async with run:
-                return await run.vectors()
-        finally:
-            self._runs.discard(run)
-
-    async def _render(
-        self, endpoint: PooledTask[T], fields: T, model: Model, request_id: str, caller: Caller
-    ) -> tuple[Work, list[Document]]:
-        work = await endpoint.work(fields, model)
-        return work, await render(work, model, self._tokenizers, request_id, caller.owner)
 
 
 def _specs(

@@ -13,7 +13,7 @@ from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
-from gateway.generation.service import Endpoint, GenerationService, Running
+from gateway.generation.service import GenerationService, Running
 from gateway.http.disconnect import ClientWatch
 from gateway.responses import events
 from gateway.responses.events import Error, encode_event
@@ -21,7 +21,6 @@ from gateway.responses.objects import ResponseStatus, decode_response, encode_re
 from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import EventBatch, ResponseStore, StoredEvents, not_found
-from gateway.schemas.chat import ChatRequest
 from gateway.state.jobs import JobOwner, JobRunner
 from gateway.streaming.writer import SSE_HEADERS
 
@@ -255,7 +254,6 @@ class BackgroundRuns(JobOwner):
     def __init__(
         self,
         generation: GenerationService,
-        endpoint: Endpoint[ChatRequest],
         store: ResponseStore,
         *,
         max_running: int,
@@ -267,7 +265,6 @@ class BackgroundRuns(JobOwner):
 
         Args:
             generation: runs the chats.
-            endpoint: how they are rendered.
             store: where the responses are.
             max_running: responses at work at a time.
             max_event_bytes: of the events of one of them.
@@ -275,7 +272,6 @@ class BackgroundRuns(JobOwner):
             lease_s: seconds between two looks for responses of dead gateways.
         """
         self._generation = generation
-        self._endpoint = endpoint
         self._store = store
         self._logs = EventLogs(store, max_event_bytes)
         self.streams = EventStreams(store, self._logs, max_streams)
@@ -343,14 +339,15 @@ class BackgroundRuns(JobOwner):
             await asyncio.sleep(backoff.next_delay())
 
     async def _produce(self, request: ResponseRequest, caller: Caller, log: EventLog | None) -> None:
-        response, deadline = request.response, self._generation.deadline()
+        requests, response = self._generation.requests, request.response
+        deadline = requests.deadline()
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
-                with self._generation.place():
-                    async with self._generation.run(
-                        self._endpoint, request.chat, caller, deadline=deadline
-                    ) as running:
+                async with requests.detached(caller, deadline=deadline) as active:
+                    prepared = request.prepared(active.admit(request.chat), caller)
+                    plan = await self._generation.plan(prepared, active)
+                    async with self._generation.run(plan, active) as running:
                         await running.begin()
                         response.status = ResponseStatus.IN_PROGRESS
                         # What counts is its end, which the store may take by then.
@@ -362,7 +359,7 @@ class BackgroundRuns(JobOwner):
                 late = asyncio.get_running_loop().time() >= deadline
                 if response.status is not ResponseStatus.QUEUED or error.status not in _RETRIED or late:
                     raise
-                if self._generation.draining:
+                if requests.draining:
                     raise
             await asyncio.sleep(backoff.next_delay())
 

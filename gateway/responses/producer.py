@@ -190,7 +190,7 @@ class Producer:
             error = failure if isinstance(failure, ApiError) else internal()
             if error is not failure:
                 _log.exception("response failed")
-            self._running.failed(error.code or "")
+            self._running.timer.failed(error.code or "")
             response.output = self._assembler.output
             response.fail(error, int(time.time()))
 

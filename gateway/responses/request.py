@@ -11,20 +11,22 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from catenary.telemetry import new_id
+from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request
-from gateway.generation.service import Endpoint
+from gateway.generation.chat import prepare_chat
+from gateway.generation.plan import Prepared
 from gateway.ignored import current_ignored
 from gateway.responses import objects
 from gateway.responses.objects import Response, ResponseStatus
 from gateway.responses.store import StoredResponse
 from gateway.schemas import response_items as schema
 from gateway.schemas.base import RequestLimits
-from gateway.schemas.chat import ChatRequest
 from gateway.schemas.responses import (
     BY_CHAT_NAME,
     CHAT_PARAMETERS,
     OTHER_TOOLS,
     ReasoningOptions,
+    ResponseChat,
     ResponsesRequest,
     ResponseTool,
 )
@@ -333,7 +335,7 @@ _UNCHANGED = 1.0
 class ResponseRequest:
     """A request that is answered: `response` is filled in; `items` is its own input."""
 
-    chat: ChatRequest
+    chat: ResponseChat
     origins: Origins
     items: list[objects.Item]
     response: Response
@@ -343,6 +345,26 @@ class ResponseRequest:
     def renamed(self, error: ApiError) -> ApiError:
         """Convert an error of the chat to one of this request."""
         return of_response(error, self.origins)
+
+    def prepared(self, model: Model, caller: Caller) -> Prepared:
+        """Prepare the chat. Raises ApiError 400."""
+        prepared = prepare_chat(
+            self.chat,
+            model,
+            caller,
+            id_prefix="resp-",
+            prompt_param="input",
+            drops_turns=self.chat.truncation is not None,
+        )
+        if prepared.parsing.needed and self.chat.logprobs:
+            # The tokens of the message alone cannot be told apart.
+            raise bad_request(
+                "Log probabilities are not supported by this server where reasoning or calls of tools are "
+                "read in the model's text.",
+                "logprobs",
+                "unsupported_parameter",
+            )
+        return prepared
 
     def settle(self, model: Model) -> None:
         """Fill in the sampling that the request leaves to the model's generation_config.json."""
@@ -389,7 +411,6 @@ def response_request(
     history: Sequence[objects.Item],
     stored: Mapping[str, objects.Item],
     *,
-    endpoint: Endpoint[ChatRequest],
     limits: RequestLimits,
     owner: str,
     store: bool,
@@ -401,7 +422,6 @@ def response_request(
         passed_on: its parameters for the chat.
         history: items of the conversation before its input.
         stored: items that its input refers to.
-        endpoint: parses chats.
         limits: of the operator.
         owner: the tenant.
         store: whether the response will be stored.
@@ -409,7 +429,7 @@ def response_request(
     items = input_items(request.input, new_id, stored)
     made = chat_body(request, history, items, passed_on)
     try:
-        chat = endpoint.parse(made.body, limits)
+        chat = parse_request(ResponseChat, made.body, limits)
     except ApiError as error:
         raise of_response(error, made.origins) from None
     response = _response(request, chat, store=store)
@@ -420,7 +440,7 @@ def _or(asked: float | None, default: float) -> float:
     return default if asked is None else asked
 
 
-def _response(request: ResponsesRequest, chat: ChatRequest, *, store: bool) -> Response:
+def _response(request: ResponsesRequest, chat: ResponseChat, *, store: bool) -> Response:
     text = request.text
     form = text.format if text is not None else None
     thought = request.reasoning or ReasoningOptions()

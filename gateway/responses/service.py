@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from catenary.telemetry import get_logger
-from gateway.auth import Caller, caller_of
 from gateway.errors import ApiError, bad_request
-from gateway.generation.service import Endpoint, GenerationService, Running
-from gateway.http.answers import Page, page_of, send_json
-from gateway.http.disconnect import ClientWatch
+from gateway.generation.plan import GenerationPlan
+from gateway.generation.requests import ActiveRequest
+from gateway.generation.service import GenerationService, Running
+from gateway.http.answers import Call, Page, page_of, send_json
 from gateway.responses import events, objects
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.objects import (
@@ -28,7 +28,6 @@ from gateway.responses.objects import (
 from gateway.responses.producer import Producer
 from gateway.responses.request import ResponseRequest, read_request, references, response_request
 from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, not_found
-from gateway.schemas.chat import ChatRequest
 from gateway.schemas.ignored import unsupported_parameter
 from gateway.streaming.writer import SSE_HEADERS
 
@@ -183,7 +182,6 @@ class ResponsesService:
     def __init__(
         self,
         generation: GenerationService,
-        endpoint: Endpoint[ChatRequest],
         library: Library,
         background: BackgroundRuns | None,
         *,
@@ -193,74 +191,69 @@ class ResponsesService:
 
         Args:
             generation: runs the chats.
-            endpoint: how they are parsed and rendered.
             library: the stored responses.
             background: runs responses without a waiting client; None if nothing is stored.
             max_references: to stored items in one input.
         """
         self._generation = generation
-        self._endpoint = endpoint
+        self._requests = generation.requests
         self._library = library
         self._background = background
         self._max_references = max_references
 
-    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def create(self, call: Call) -> None:
         """Answer a request. Raise ApiError before the answer has begun, ClientGone at any time."""
-        deadline = self._generation.deadline()
         streams = None
         with ExitStack() as streaming:
-            with self._generation.place():
-                request = await self._read(scope, receive)
+            async with self._requests.active(call) as active:
+                request = await self._read(active)
                 if request.response.background and request.stream and self._background is not None:
                     streams = self._background.streams
                     streaming.enter_context(streams.place())
                 try:
-                    async with ClientWatch(receive) as watch:
-                        await self._make(request, caller_of(scope), deadline, watch, send)
+                    await self._make(request, active)
                 except ApiError as error:
                     raise request.renamed(error) from None
             # Outside of the request's place: readers must not take the places that making responses needs.
             if streams is not None:
-                await streams.send(request.owner, request.response.id, -1, receive, send)
+                await streams.send(request.owner, request.response.id, -1, call.receive, call.send)
 
-    async def _make(
-        self, request: ResponseRequest, caller: Caller, deadline: float, watch: ClientWatch, send: Send
-    ) -> None:
+    async def _make(self, request: ResponseRequest, active: ActiveRequest) -> None:
         if request.response.background and self._background is not None:
-            plan, _ = await self._generation.prepare(self._endpoint, request.chat, caller, watch=watch)
-            request.settle(plan.model)
-            await self._background.start(request, caller)
+            request.settle((await self._plan(request, active)).model)
+            await self._background.start(request, active.caller)
             if not request.stream:
-                await send_json(send, encode_response(request.response))
+                await send_json(active.call.send, encode_response(request.response))
             return
-        async with self._generation.run(
-            self._endpoint, request.chat, caller, deadline=deadline, watch=watch
-        ) as running:
-            request.settle(running.generation.plan.model)
+        prepared = request.prepared(active.admit(request.chat), active.caller)
+        plan = await self._generation.plan(prepared, active)
+        async with self._generation.run(plan, active) as running:
+            request.settle(plan.model)
             await running.begin()
-            await self._answer(request, running, send)
+            await self._answer(request, running, active.call.send)
 
-    async def follow(self, response_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _plan(self, request: ResponseRequest, active: ActiveRequest) -> GenerationPlan:
+        """Plan a request that is not run now."""
+        model = self._requests.models.require(request.chat.model)
+        return await self._generation.plan(request.prepared(model, active.caller), active)
+
+    async def follow(self, owner: str, response_id: str, after: int, call: Call) -> None:
         """Answer with the events of a stored response that follow `after`. Raise as `create` does."""
-        owner = caller_of(scope).owner
         await self._library.get(owner, response_id)
         if self._background is None:
             raise not_found()
         with self._background.streams.place():
-            await self._background.streams.send(owner, response_id, after, receive, send)
+            await self._background.streams.send(owner, response_id, after, call.receive, call.send)
 
-    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def count(self, call: Call) -> None:
         """Answer with the number of tokens of a request's input. Raise as `create` does."""
-        with self._generation.place():
-            request = await self._read(scope, receive)
+        async with self._requests.active(call) as active:
+            request = await self._read(active)
             try:
-                async with ClientWatch(receive) as watch:
-                    plan, _ = await self._generation.prepare(
-                        self._endpoint, request.chat, caller_of(scope), watch=watch
-                    )
+                plan = await self._plan(request, active)
             except ApiError as error:
                 raise request.renamed(error) from None
-            await send_json(send, msgspec.json.encode(InputTokens(plan.prompt_tokens)))
+            await send_json(call.send, msgspec.json.encode(InputTokens(plan.prompt_tokens)))
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Delete a response, and stop making it. Raise ApiError: 404, 503."""
@@ -277,10 +270,9 @@ class ResponsesService:
         if self._background is not None:
             self._background.stop(response_id)
 
-    async def _read(self, scope: Scope, receive: Receive) -> ResponseRequest:
-        body = await self._generation.read(scope, receive)
-        request, passed_on = read_request(body, self._generation.limits)
-        owner = caller_of(scope).owner
+    async def _read(self, active: ActiveRequest) -> ResponseRequest:
+        request, passed_on = read_request(await active.body(), self._requests.limits)
+        owner = active.caller.owner
         if not self._library.exists:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(request, name):
@@ -300,8 +292,7 @@ class ResponsesService:
             passed_on,
             history,
             stored,
-            endpoint=self._endpoint,
-            limits=self._generation.limits,
+            limits=self._requests.limits,
             owner=owner,
             store=request.store is not False and self._library.exists,
         )

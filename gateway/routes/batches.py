@@ -11,7 +11,7 @@ from gateway.auth import caller_of
 from gateway.batches.files import FileStore, UploadForm, file_not_found
 from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, BatchPage, BatchRequest, FileObject, FilePage
 from gateway.batches.service import BatchService
-from gateway.http.answers import Deferred, Deleted, json_response, page_of
+from gateway.http.answers import Call, Deleted, json_response, page_of
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.routing import READS, STORED, Routes, operation
 
@@ -29,8 +29,8 @@ def batch_routes(service: BatchService) -> Routes:
         "/v1/batches",
         operation("Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED)),
     )
-    async def create() -> Response:
-        return Deferred(service.create)
+    async def create(call: Call) -> None:
+        await service.create(call)
 
     @router.get("/v1/batches", operation("List the batches", BatchPage, query=_BATCH_LIST, fails=STORED))
     async def list_batches(request: Request) -> Response:
@@ -70,8 +70,8 @@ def file_routes(service: BatchService) -> Routes:
         "/v1/files",
         operation("Upload a file of requests", FileObject, form=UploadForm, fails=(*READS, 507)),
     )
-    async def upload() -> Response:
-        return Deferred(service.upload)
+    async def upload(call: Call) -> None:
+        await service.upload(call)
 
     @router.get("/v1/files", operation("List the files", FilePage, query=_FILE_LIST, fails=STORED))
     async def list_files(request: Request) -> Response:

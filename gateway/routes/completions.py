@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from starlette.responses import Response
+import msgspec
 
+from catenary.telemetry import new_id
 from catenary.v1 import tokenizer_pb2
 from gateway.auth import Caller
-from gateway.constraints import Wanted
+from gateway.constraints import wanted_of
 from gateway.errors import ErrorEnvelope
-from gateway.generation.chat import choose_constraint, choose_parser, to_chat_input
-from gateway.generation.plan import truncation
-from gateway.generation.prompts import PromptHandler, PromptService, RenderedRequest, Tokens, TokensText
-from gateway.generation.service import Endpoint, GenerationService
-from gateway.http.answers import Deferred
-from gateway.parsing.choice import ParserChoice
+from gateway.generation.chat import prepare_chat
+from gateway.generation.plan import Prepared
+from gateway.generation.prompts import PromptService, RenderedRequest, Tokens, TokensText, rendered_requests
+from gateway.generation.requests import ActiveRequest
+from gateway.generation.service import GenerationService, answer
+from gateway.http.answers import Call, send_json
 from gateway.routing import ASKS, Operation, Routes, operation
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest, TokenizeChatRequest
@@ -30,46 +32,24 @@ from gateway.schemas.validation import parse_request
 from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
 from gateway.streaming.completion import Completion, CompletionWriter
 from gateway.text.models import Model
-from gateway.text.pool import TokenizerPool
-from gateway.text.target import Rendered
 
 
-class ChatEndpoint(Endpoint[ChatRequest]):
-    """Chats: rendered by the model's template, answered to the end of the context unless limited."""
+def read_chat(body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
+    """Read a chat. Raises ApiError 400."""
+    return parse_request(ChatRequest, body, limits)
 
-    id_prefix = "chatcmpl-"
-    prompt_param = "messages"
-    writer = ChatWriter
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
-        return parse_request(ChatRequest, body, limits)
-
-    def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
-        return choose_parser(fields, model.traits)
-
-    def constraint(self, fields: ChatRequest, model: Model) -> Wanted | None:
-        return choose_constraint(fields, model.traits)
-
-    async def render(
-        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
-    ) -> Rendered:
-        keep = truncation(fields, model.max_model_len)
-        return await pool.render(
-            tokenizer_pb2.RenderRequest(
-                request_id=request_id,
-                tenant=caller.owner,
-                model=model.name,
-                chat=to_chat_input(fields, model.traits),
-                max_prompt_tokens=model.max_model_len if keep is None else None,
-                truncate_to=keep,
-            )
-        )
+async def answer_chat(service: GenerationService, request: ActiveRequest, fields: ChatRequest) -> None:
+    """Answer a chat. Raises ApiError before the answer has begun, ClientGone at any time."""
+    prepared = prepare_chat(fields, request.admit(fields), request.caller)
+    plan = await service.plan(prepared, request)
+    async with service.run(plan, request) as running:
+        await answer(running, ChatWriter, request.call)
 
 
 def chat_completion_routes(service: GenerationService) -> Routes:
-    """The route."""
-    router = Routes()
-    serve = partial(service.serve, ChatEndpoint())
+    """Return the route."""
+    router, requests = Routes(), service.requests
 
     @router.post(
         "/v1/chat/completions",
@@ -82,49 +62,58 @@ def chat_completion_routes(service: GenerationService) -> Routes:
             limited=True,
         ),
     )
-    async def chat_completions() -> Response:
-        return Deferred(serve)
+    async def chat_completions(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_chat(await request.body(), requests.limits)
+            await answer_chat(service, request, fields)
 
     return router
 
 
-class CompletionEndpoint(Endpoint[CompletionRequest]):
-    """Plain prompts, as text or as ids."""
+def read_completion(body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
+    """Read prompts. Raises ApiError 400."""
+    return parse_request(CompletionRequest, body, limits)
 
-    id_prefix = "cmpl-"
-    prompt_param = "prompt"
-    default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
-    scores_stop_token = True
-    writer = CompletionWriter
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
-        return parse_request(CompletionRequest, body, limits)
+def prepare_completion(
+    fields: CompletionRequest,
+    model: Model,
+    caller: Caller,
+    *,
+    id_prefix: str = "cmpl-",
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+) -> Prepared:
+    """Prepare plain prompts, as text or as ids. Raises ApiError."""
+    texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
+    ids = [prompt for prompt in fields.prompt if isinstance(prompt, list)]
+    return Prepared(
+        request_id=new_id(id_prefix),
+        model=model,
+        fields=fields,
+        prompt=tokenizer_pb2.CompletionInput(prompts=texts, add_special_tokens=fields.add_special_tokens)
+        if texts
+        else ids,
+        prompt_param="prompt",
+        caller=caller,
+        default_max_tokens=default_max_tokens,
+        scores_stop_token=True,
+        wanted=wanted_of(fields),
+    )
 
-    async def render(
-        self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
-    ) -> Rendered:
-        texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
-        if not texts:
-            return Rendered.of_ids([prompt for prompt in fields.prompt if isinstance(prompt, list)])
-        keep = truncation(fields, model.max_model_len)
-        return await pool.render(
-            tokenizer_pb2.RenderRequest(
-                request_id=request_id,
-                tenant=caller.owner,
-                model=model.name,
-                completion=tokenizer_pb2.CompletionInput(
-                    prompts=texts, add_special_tokens=fields.add_special_tokens
-                ),
-                max_prompt_tokens=model.max_model_len if keep is None else None,
-                truncate_to=keep,
-            )
-        )
+
+async def answer_completion(
+    service: GenerationService, request: ActiveRequest, fields: CompletionRequest
+) -> None:
+    """Answer a completion. Raises ApiError before the answer has begun, ClientGone at any time."""
+    prepared = prepare_completion(fields, request.admit(fields), request.caller)
+    plan = await service.plan(prepared, request)
+    async with service.run(plan, request) as running:
+        await answer(running, CompletionWriter, request.call)
 
 
 def completion_routes(service: GenerationService) -> Routes:
-    """The route."""
-    router = Routes()
-    serve = partial(service.serve, CompletionEndpoint())
+    """Return the route."""
+    router, requests = Routes(), service.requests
 
     @router.post(
         "/v1/completions",
@@ -137,30 +126,49 @@ def completion_routes(service: GenerationService) -> Routes:
             limited=True,
         ),
     )
-    async def completions() -> Response:
-        return Deferred(serve)
+    async def completions(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_completion(await request.body(), requests.limits)
+            await answer_completion(service, request, fields)
 
     return router
 
 
-def tokenize_routes(service: PromptService) -> Routes:
-    """The routes; tokenize and detokenize also under /v1."""
-    router = Routes()
-    chats, texts = ChatEndpoint(), CompletionEndpoint()
+def tokenize_routes(service: GenerationService, prompts: PromptService) -> Routes:
+    """Return the routes; tokenize and detokenize also under /v1."""
+    router, requests = Routes(), service.requests
 
-    async def render_chat(body: dict[str, Any], caller: Caller) -> RenderedRequest:
-        (prompt,) = await service.render(chats, body, caller)
+    async def tokenize(request: ActiveRequest, body: dict[str, Any]) -> Tokens:
+        return await request.until_gone(prompts.tokenize(body, request.caller))
+
+    async def detokenize(request: ActiveRequest, body: dict[str, Any]) -> TokensText:
+        return await request.until_gone(prompts.detokenize(body, request.caller))
+
+    async def render_chat(request: ActiveRequest, body: dict[str, Any]) -> RenderedRequest:
+        chat = read_chat(body, requests.limits)
+        prepared = prepare_chat(chat, requests.models.require(chat.model), request.caller)
+        (prompt,) = rendered_requests(await service.plan(prepared, request))
         return prompt
 
-    def add(path: str, handler: PromptHandler, described: Operation) -> None:
+    async def render_completion(request: ActiveRequest, body: dict[str, Any]) -> list[RenderedRequest]:
+        fields = read_completion(body, requests.limits)
+        prepared = prepare_completion(fields, requests.models.require(fields.model), request.caller)
+        return rendered_requests(await service.plan(prepared, request))
+
+    def add(
+        path: str, handler: Callable[[ActiveRequest, dict[str, Any]], Awaitable[Any]], described: Operation
+    ) -> None:
         @router.post(path, described)
-        async def route() -> Response:
-            return Deferred(partial(service.serve, handler))
+        async def route(call: Call) -> None:
+            async with requests.active(call) as request:
+                value = await handler(request, await request.body())
+                # A million ids take long to write, and others wait for the loop.
+                await send_json(call.send, await asyncio.to_thread(msgspec.json.encode, value))
 
     for prefix in ("", "/v1"):
         add(
             f"{prefix}/tokenize",
-            service.tokenize,
+            tokenize,
             operation(
                 "Text or a chat to token ids",
                 Tokens,
@@ -172,7 +180,7 @@ def tokenize_routes(service: PromptService) -> Routes:
         )
         add(
             f"{prefix}/detokenize",
-            service.detokenize,
+            detokenize,
             operation("Token ids to text", TokensText, DetokenizeRequest, fails=ASKS, limited=False),
         )
     add(
@@ -184,7 +192,7 @@ def tokenize_routes(service: PromptService) -> Routes:
     )
     add(
         "/v1/completions/render",
-        partial(service.render, texts),
+        render_completion,
         operation(
             "The token ids that each prompt becomes",
             list[RenderedRequest],

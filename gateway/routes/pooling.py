@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
-from gateway.http.answers import Deferred
+from gateway.generation.requests import ActiveRequest
+from gateway.http.answers import Call, send_json
 from gateway.pooling.answers import (
     ApiVersion,
     BilledTokens,
@@ -37,8 +36,8 @@ from gateway.pooling.answers import (
     unpack,
     usage_of,
 )
-from gateway.pooling.service import PooledEndpoint, PoolingService
-from gateway.pooling.work import Pooled, Work, vector_width
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, vector_width
 from gateway.routing import ASKS, Routes, operation
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.pooling import (
@@ -57,34 +56,41 @@ from gateway.schemas.pooling import (
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model, task_names
 
+_EMBED = common_pb2.MODEL_TASK_EMBED
+_SCORE = common_pb2.MODEL_TASK_SCORE
+_CLASSIFY = common_pb2.MODEL_TASK_CLASSIFY
 
-class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
-    """Vectors, in the order of the input; or one of a chat."""
 
-    id_prefix = "embd-"
-    tasks = (common_pb2.MODEL_TASK_EMBED,)
+async def _send(call: Call, write: Callable[[], msgspec.Struct]) -> None:
+    # Thousands of vectors take long to write, and others wait for the loop.
+    await send_json(call.send, await asyncio.to_thread(lambda: msgspec.json.encode(write())))
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> EmbeddingFields:
-        return read_documents(body, limits, EmbeddingRequest, ChatEmbeddingRequest)
 
-    async def work(self, fields: EmbeddingFields, model: Model) -> Work:
-        width = vector_width(fields.dimensions, model)
-        return document_work(fields, model, common_pb2.MODEL_TASK_EMBED, width)
+def read_embedding(body: dict[str, Any], limits: RequestLimits) -> EmbeddingFields:
+    """Read texts, or a chat. Raises ApiError 400."""
+    return read_documents(body, limits, EmbeddingRequest, ChatEmbeddingRequest)
 
-    def write(self, fields: EmbeddingFields, pooled: Pooled) -> bytes:
-        encoded = fields.encoding_format == "base64"
-        data = [
-            Embedding("embedding", index, numbers_of(vector, base64=encoded))
-            for index, vector in enumerate(pooled.vectors)
-        ]
-        answer = EmbeddingList("list", pooled.model.asked, data, usage_of(pooled.prompt_tokens))
-        return msgspec.json.encode(answer)
+
+async def answer_embedding(service: PoolingService, request: ActiveRequest, fields: EmbeddingFields) -> None:
+    """Answer with vectors, in the order of the input; or with one of a chat. Raises ApiError, ClientGone."""
+    model = request.admit(fields, (_EMBED,))
+    work = document_work(fields, model, _EMBED, vector_width(fields.dimensions, model))
+    pooled = await service.run(work, model, request, id_prefix="embd-")
+    await _send(request.call, lambda: _embeddings(fields, pooled))
+
+
+def _embeddings(fields: EmbeddingFields, pooled: Pooled) -> EmbeddingList:
+    encoded = fields.encoding_format == "base64"
+    data = [
+        Embedding("embedding", index, numbers_of(vector, base64=encoded))
+        for index, vector in enumerate(pooled.vectors)
+    ]
+    return EmbeddingList("list", pooled.model.asked, data, usage_of(pooled.prompt_tokens))
 
 
 def embedding_routes(service: PoolingService) -> Routes:
-    """The route."""
-    router = Routes()
-    serve = partial(service.serve, EmbeddingEndpoint())
+    """Return the route."""
+    router, requests = Routes(), service.requests
 
     @router.post(
         "/v1/embeddings",
@@ -97,50 +103,47 @@ def embedding_routes(service: PoolingService) -> Routes:
             limited=True,
         ),
     )
-    async def embeddings() -> Response:
-        return Deferred(serve)
+    async def embeddings(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_embedding(await request.body(), requests.limits)
+            await answer_embedding(service, request, fields)
 
     return router
 
 
-class PoolingEndpoint(PooledEndpoint[PoolingFields]):
-    """Results for documents, in the order of the input: vectors, scores, or numbers of classes."""
+def read_pooling(body: dict[str, Any], limits: RequestLimits) -> PoolingFields:
+    """Read texts, or a chat. Raises ApiError 400."""
+    return read_documents(body, limits, PoolingRequest, ChatPoolingRequest)
 
-    id_prefix = "pool-"
-    tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE, common_pb2.MODEL_TASK_CLASSIFY)
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> PoolingFields:
-        return read_documents(body, limits, PoolingRequest, ChatPoolingRequest)
+async def answer_pooling(service: PoolingService, request: ActiveRequest, fields: PoolingFields) -> None:
+    """Answer with vectors, scores, or numbers of classes, in the order of the input.
 
-    async def work(self, fields: PoolingFields, model: Model) -> Work:
-        names = task_names(model.info)
-        if fields.task is not None and fields.task not in names:
-            raise bad_request(
-                f"Unsupported 'task': this model's is {' or '.join(names)}.", "task", "unsupported_value"
-            )
-        width = vector_width(fields.dimensions, model)
-        return document_work(fields, model, model.info.tasks[0], width)
-
-    def write(self, fields: PoolingFields, pooled: Pooled) -> bytes:
-        encoded = fields.encoding_format == "base64"
-        answer = PooledList(
-            pooled.request_id,
-            "list",
-            pooled.created,
-            pooled.model.asked,
-            [
-                PooledData(index, "pooling", numbers_of(vector, base64=encoded))
-                for index, vector in enumerate(pooled.vectors)
-            ],
-            usage_of(pooled.prompt_tokens),
+    Raises ApiError, ClientGone."""
+    model = request.admit(fields, (_EMBED, _SCORE, _CLASSIFY))
+    names = task_names(model.info)
+    if fields.task is not None and fields.task not in names:
+        raise bad_request(
+            f"Unsupported 'task': this model's is {' or '.join(names)}.", "task", "unsupported_value"
         )
-        return msgspec.json.encode(answer)
+    work = document_work(fields, model, model.info.tasks[0], vector_width(fields.dimensions, model))
+    pooled = await service.run(work, model, request, id_prefix="pool-")
+    await _send(request.call, lambda: _pooled(fields, pooled))
+
+
+def _pooled(fields: PoolingFields, pooled: Pooled) -> PooledList:
+    encoded = fields.encoding_format == "base64"
+    data = [
+        PooledData(index, "pooling", numbers_of(vector, base64=encoded))
+        for index, vector in enumerate(pooled.vectors)
+    ]
+    usage = usage_of(pooled.prompt_tokens)
+    return PooledList(pooled.request_id, "list", pooled.created, pooled.model.asked, data, usage)
 
 
 def pooling_routes(service: PoolingService) -> Routes:
-    """The routes."""
-    router = Routes()
-    serve = partial(service.serve, PoolingEndpoint())
+    """Return the routes."""
+    router, requests = Routes(), service.requests
     described = operation(
         "Run texts through a model that does not generate",
         PooledList,
@@ -152,37 +155,34 @@ def pooling_routes(service: PoolingService) -> Routes:
 
     @router.post("/pooling", described)
     @router.post("/v1/pooling", described)
-    async def pooling() -> Response:
-        return Deferred(serve)
+    async def pooling(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_pooling(await request.body(), requests.limits)
+            await answer_pooling(service, request, fields)
 
     return router
 
 
-class ClassifyEndpoint(PooledEndpoint[PooledFields]):
-    """Classes of documents, in the order of the input. A model that scores has one class, without a name."""
+def read_classify(body: dict[str, Any], limits: RequestLimits) -> PooledFields:
+    """Read texts, or a chat. Raises ApiError 400."""
+    return read_documents(body, limits, ClassifyRequest, ChatClassifyRequest)
 
-    id_prefix = "classify-"
-    tasks = (common_pb2.MODEL_TASK_CLASSIFY, common_pb2.MODEL_TASK_SCORE)
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> PooledFields:
-        return read_documents(body, limits, ClassifyRequest, ChatClassifyRequest)
+async def answer_classify(service: PoolingService, request: ActiveRequest, fields: PooledFields) -> None:
+    """Answer with the documents' classes, in the order of the input. Raises ApiError, ClientGone.
 
-    async def work(self, fields: PooledFields, model: Model) -> Work:
-        return document_work(fields, model, model.info.tasks[0])
+    A model that scores has one class, without a name."""
+    model = request.admit(fields, (_CLASSIFY, _SCORE))
+    work = document_work(fields, model, model.info.tasks[0])
+    pooled = await service.run(work, model, request, id_prefix="classify-")
+    await _send(request.call, lambda: _classes(pooled))
 
-    def write(self, fields: PooledFields, pooled: Pooled) -> bytes:
-        answer = ClassifiedList(
-            pooled.request_id,
-            "list",
-            pooled.created,
-            pooled.model.asked,
-            [
-                _classified(index, unpack(vector), pooled.model.info.labels)
-                for index, vector in enumerate(pooled.vectors)
-            ],
-            usage_of(pooled.prompt_tokens),
-        )
-        return msgspec.json.encode(answer)
+
+def _classes(pooled: Pooled) -> ClassifiedList:
+    labels = pooled.model.info.labels
+    data = [_classified(index, unpack(vector), labels) for index, vector in enumerate(pooled.vectors)]
+    usage = usage_of(pooled.prompt_tokens)
+    return ClassifiedList(pooled.request_id, "list", pooled.created, pooled.model.asked, data, usage)
 
 
 def _classified(index: int, numbers: tuple[float, ...], labels: Sequence[str]) -> Classified:
@@ -191,51 +191,54 @@ def _classified(index: int, numbers: tuple[float, ...], labels: Sequence[str]) -
 
 
 def classify_routes(service: PoolingService) -> Routes:
-    """The routes."""
-    router = Routes()
-    serve = partial(service.serve, ClassifyEndpoint())
+    """Return the routes."""
+    router, requests = Routes(), service.requests
     described = operation(
         "Classify texts", ClassifiedList, ClassifyRequest, ChatClassifyRequest, fails=ASKS, limited=True
     )
 
     @router.post("/classify", described)
     @router.post("/v1/classify", described)
-    async def classify() -> Response:
-        return Deferred(serve)
+    async def classify(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_classify(await request.body(), requests.limits)
+            await answer_classify(service, request, fields)
 
     return router
 
 
-class RerankEndpoint(PooledEndpoint[RerankRequest]):
-    """Documents, the best first. `cohere`: in the shape of Cohere's second version and not of Jina's."""
+def read_rerank(body: dict[str, Any], limits: RequestLimits) -> RerankRequest:
+    """Read a query and documents. Raises ApiError 400."""
+    return parse_request(RerankRequest, body, limits)
 
-    id_prefix = "rerank-"
-    tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE)
 
-    def __init__(self, *, cohere: bool) -> None:
-        self._cohere = cohere
+async def answer_rerank(
+    service: PoolingService, request: ActiveRequest, fields: RerankRequest, *, cohere: bool = False
+) -> None:
+    """Answer with the documents, the best first. Raises ApiError, ClientGone.
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> RerankRequest:
-        return parse_request(RerankRequest, body, limits)
+    `cohere`: in the shape of Cohere's second version and not of Jina's."""
+    model = request.admit(fields, (_EMBED, _SCORE))
+    documents: Sequence[str] = fields.documents
+    if most := fields.max_tokens_per_doc:
+        documents = await request.until_gone(asyncio.to_thread(_shortened, documents, model, most))
+    work = compare([fields.query] * len(documents), documents, model, fields, param="documents")
+    pooled = await service.run(work, model, request, id_prefix="rerank-")
+    await _send(request.call, lambda: _ranking(fields, pooled, cohere=cohere))
 
-    async def work(self, fields: RerankRequest, model: Model) -> Work:
-        documents: Sequence[str] = fields.documents
-        if most := fields.max_tokens_per_doc:
-            documents = await asyncio.to_thread(_shortened, documents, model, most)
-        return compare([fields.query] * len(documents), documents, model, fields, param="documents")
 
-    def write(self, fields: RerankRequest, pooled: Pooled) -> bytes:
-        scores = scores_of(pooled)
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        shown = fields.return_documents if fields.return_documents is not None else not self._cohere
-        results = [Ranked(index, scores[index]) for index in order[: fields.top_n or None]]
-        for result in results if shown else ():
-            result.document = RankedDocument(fields.documents[result.index])
-        answer_id, model = pooled.request_id, pooled.model.asked
-        if not self._cohere:
-            return msgspec.json.encode(Ranking(answer_id, model, results, usage_of(pooled.prompt_tokens)))
-        meta = RankingMeta(ApiVersion("2"), BilledTokens(pooled.prompt_tokens))
-        return msgspec.json.encode(CohereRanking(answer_id, model, results, meta))
+def _ranking(fields: RerankRequest, pooled: Pooled, *, cohere: bool) -> Ranking | CohereRanking:
+    scores = scores_of(pooled)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    shown = fields.return_documents if fields.return_documents is not None else not cohere
+    results = [Ranked(index, scores[index]) for index in order[: fields.top_n or None]]
+    for result in results if shown else ():
+        result.document = RankedDocument(fields.documents[result.index])
+    answer_id, model = pooled.request_id, pooled.model.asked
+    if not cohere:
+        return Ranking(answer_id, model, results, usage_of(pooled.prompt_tokens))
+    meta = RankingMeta(ApiVersion("2"), BilledTokens(pooled.prompt_tokens))
+    return CohereRanking(answer_id, model, results, meta)
 
 
 def _shortened(documents: Sequence[str], model: Model, tokens: int) -> list[str]:
@@ -243,62 +246,60 @@ def _shortened(documents: Sequence[str], model: Model, tokens: int) -> list[str]
 
 
 def rerank_routes(service: PoolingService) -> Routes:
-    """The routes."""
-    router = Routes()
-    jina = partial(service.serve, RerankEndpoint(cohere=False))
-    cohere = partial(service.serve, RerankEndpoint(cohere=True))
+    """Return the routes."""
+    router, requests = Routes(), service.requests
     summary = "Sort documents by how well they answer a query"
     described = operation(summary, Ranking, RerankRequest, fails=ASKS, limited=True)
 
+    async def serve(call: Call, *, cohere: bool) -> None:
+        async with requests.active(call) as request:
+            fields = read_rerank(await request.body(), requests.limits)
+            await answer_rerank(service, request, fields, cohere=cohere)
+
     @router.post("/rerank", described)
     @router.post("/v1/rerank", described)
-    async def rerank() -> Response:
-        return Deferred(jina)
+    async def rerank(call: Call) -> None:
+        await serve(call, cohere=False)
 
     @router.post("/v2/rerank", operation(summary, CohereRanking, RerankRequest, fails=ASKS, limited=True))
-    async def rerank_v2() -> Response:
-        return Deferred(cohere)
+    async def rerank_v2(call: Call) -> None:
+        await serve(call, cohere=True)
 
     return router
 
 
-class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
-    """Scores of pairs, in their order."""
+def read_score(body: dict[str, Any], limits: RequestLimits) -> ScoreRequest:
+    """Read pairs. Raises ApiError 400."""
+    return parse_request(ScoreRequest, body, limits)
 
-    id_prefix = "score-"
-    tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE)
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ScoreRequest:
-        return parse_request(ScoreRequest, body, limits)
+async def answer_score(service: PoolingService, request: ActiveRequest, fields: ScoreRequest) -> None:
+    """Answer with the scores of pairs, in their order. Raises ApiError, ClientGone."""
+    model = request.admit(fields, (_EMBED, _SCORE))
+    first, second = fields.sides
+    work = compare(first, second, model, fields, param=fields.names[1])
+    pooled = await service.run(work, model, request, id_prefix="score-")
+    await _send(request.call, lambda: _scores(pooled))
 
-    async def work(self, fields: ScoreRequest, model: Model) -> Work:
-        first, second = fields.sides
-        return compare(first, second, model, fields, param=fields.names[1])
 
-    def write(self, fields: ScoreRequest, pooled: Pooled) -> bytes:
-        scores = scores_of(pooled)
-        answer = ScoreList(
-            pooled.request_id,
-            "list",
-            pooled.created,
-            pooled.model.asked,
-            [Score(index, "score", score) for index, score in enumerate(scores)],
-            usage_of(pooled.prompt_tokens),
-        )
-        return msgspec.json.encode(answer)
+def _scores(pooled: Pooled) -> ScoreList:
+    data = [Score(index, "score", score) for index, score in enumerate(scores_of(pooled))]
+    usage = usage_of(pooled.prompt_tokens)
+    return ScoreList(pooled.request_id, "list", pooled.created, pooled.model.asked, data, usage)
 
 
 def score_routes(service: PoolingService) -> Routes:
-    """The routes."""
-    router = Routes()
-    serve = partial(service.serve, ScoreEndpoint())
+    """Return the routes."""
+    router, requests = Routes(), service.requests
     described = operation(
         "Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS, limited=True
     )
 
     @router.post("/score", described)
     @router.post("/v1/score", described)
-    async def score() -> Response:
-        return Deferred(serve)
+    async def score(call: Call) -> None:
+        async with requests.active(call) as request:
+            fields = read_score(await request.body(), requests.limits)
+            await answer_score(service, request, fields)
 
     return router

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth import Caller, caller_of
-from gateway.errors import bad_request, context_length_exceeded
-from gateway.generation.chat import fitted
-from gateway.http.answers import Deferred, Deleted, json_response
+from gateway.auth import caller_of
+from gateway.errors import bad_request
+from gateway.http.answers import Call, Deleted, json_response, send_json
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.ignored import current_ignored
-from gateway.parsing.choice import ParserChoice
 from gateway.responses.events import ResponseEvent
 from gateway.responses.objects import InputTokens, ItemPage
 from gateway.responses.objects import Response as ResponseObject
 from gateway.responses.request import ID_PREFIX
 from gateway.responses.service import Library, ResponsesService, page, stored_items
-from gateway.routes.completions import ChatEndpoint
 from gateway.routing import ASKS, STORED, Routes, operation
-from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.ignored import unsupported_parameter
-from gateway.schemas.messages import ChatMessage
 from gateway.schemas.responses import (
     CHAT_PARAMETERS,
     INCLUDABLE,
     OUTPUT_LOGPROBS,
-    ResponseChat,
     ResponsesRequest,
 )
-from gateway.schemas.validation import parse_request
-from gateway.text.models import Model
-from gateway.text.pool import TokenizerPool
-from gateway.text.target import Rendered
 
 _JSON = "application/json"
 _INCLUDE = Choice("include", INCLUDABLE, optional=True)
@@ -48,46 +35,6 @@ _AFTER = Text("after", "Id of the item after which the list begins.")
 _LIMIT = Integer("limit", 20, 1, 100)
 _ORDER = Choice("order", ("desc", "asc"))
 _LIST = (_AFTER, _LIMIT, _ORDER, _INCLUDE)
-
-
-class ResponsesEndpoint(ChatEndpoint):
-    """The chats of responses."""
-
-    id_prefix = "resp-"
-    prompt_param = "input"
-
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
-        return parse_request(ResponseChat, body, limits)
-
-    async def render(
-        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str, caller: Caller
-    ) -> Rendered:
-        whole = super().render
-        if not isinstance(fields, ResponseChat) or fields.truncation is None:
-            return await whole(fields, model, pool, request_id, caller)
-        wanted = fields.token_limit or 1
-
-        async def render(messages: list[ChatMessage]) -> Rendered:
-            shorter = fields.model_copy(update={"messages": messages})
-            rendered = await whole(shorter, model, pool, request_id, caller)
-            (prompt,) = rendered.prompts
-            if len(prompt) + wanted > model.max_model_len:
-                raise context_length_exceeded(model.max_model_len, len(prompt), wanted, self.prompt_param)
-            return rendered
-
-        return await fitted(fields.messages, render)
-
-    def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
-        choice = super().parsing(fields, model)
-        if choice.needed and fields.logprobs:
-            # The tokens of the message alone cannot be told apart.
-            raise bad_request(
-                "Log probabilities are not supported by this server where reasoning or calls of tools are "
-                "read in the model's text.",
-                "logprobs",
-                "unsupported_parameter",
-            )
-        return choice
 
 
 def response_routes(service: ResponsesService, library: Library) -> Routes:
@@ -114,8 +61,8 @@ def _making(router: Routes, service: ResponsesService) -> None:
             limited=True,
         ),
     )
-    async def create() -> Response:
-        return Deferred(service.create)
+    async def create(call: Call) -> None:
+        await service.create(call)
 
     @router.post(
         "/v1/responses/input_tokens",
@@ -128,8 +75,8 @@ def _making(router: Routes, service: ResponsesService) -> None:
             limited=False,
         ),
     )
-    async def input_tokens() -> Response:
-        return Deferred(service.count)
+    async def input_tokens(call: Call) -> None:
+        await service.count(call)
 
 
 def _stored(router: Routes, service: ResponsesService, library: Library) -> None:
@@ -145,18 +92,19 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
             fails=(*STORED, 429),
         ),
     )
-    async def retrieve(request: Request, response_id: str) -> Response:
+    async def retrieve(call: Call, response_id: str) -> None:
+        request = Request(call.scope)
         query = query_of(request, _READ)
         _check_include(query.get("include"))
         if query.get(_OBFUSCATION.name, "false") != "false":
             raise unsupported_parameter(_OBFUSCATION.name)
+        owner = caller_of(call.scope).owner
         if _STREAM.of(query) == "true":
-            after = _STARTING_AFTER.of(query)
-            return Deferred(partial(service.follow, response_id, after))
+            await service.follow(owner, response_id, _STARTING_AFTER.of(query), call)
+            return
         if _STARTING_AFTER.name in query:
             raise bad_request("'starting_after' is only allowed when 'stream' is true.", "starting_after")
-        record = await library.get(caller_of(request.scope).owner, response_id)
-        return Response(record.response, media_type=_JSON)
+        await send_json(call.send, (await library.get(owner, response_id)).response)
 
     @router.delete(
         "/v1/responses/{response_id}", operation("Forget a stored response", Deleted, fails=STORED)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import common_pb2
 from catenary.version import __version__
 from gateway.errors import ErrorEnvelope, bad_request
-from gateway.generation.service import Endpoint, GenerationService
-from gateway.http.answers import Deferred, Version, json_response
+from gateway.generation.requests import ActiveRequest
+from gateway.generation.service import GenerationService
+from gateway.http.answers import Call, Version, json_response
 from gateway.pooling.answers import ClassifiedList, EmbeddingList, PooledList, Ranking, ScoreList
-from gateway.pooling.service import PooledEndpoint, PoolingService
-from gateway.routes.completions import ChatEndpoint, CompletionEndpoint
+from gateway.pooling.service import PoolingService
+from gateway.routes.completions import answer_chat, answer_completion, read_chat, read_completion
 from gateway.routes.pooling import (
-    ClassifyEndpoint,
-    EmbeddingEndpoint,
-    PoolingEndpoint,
-    RerankEndpoint,
-    ScoreEndpoint,
+    answer_classify,
+    answer_embedding,
+    answer_pooling,
+    answer_rerank,
+    answer_score,
+    read_classify,
+    read_embedding,
+    read_pooling,
+    read_rerank,
+    read_score,
 )
 from gateway.routing import ASKS, Routes, operation
+from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
 from gateway.schemas.pooling import (
@@ -39,7 +46,7 @@ from gateway.schemas.pooling import (
 )
 from gateway.streaming.chat import ChatChunk, ChatCompletion
 from gateway.streaming.completion import Completion
-from gateway.text.models import ModelRegistry, tasks_of
+from gateway.text.models import tasks_of
 
 # The field by which a request is known, of those that no other has.
 _FORMS = {
@@ -55,33 +62,36 @@ _EXPECTED = (
 )
 
 
+Read = Callable[[dict[str, Any], RequestLimits], Any]
+Answer = Callable[[ActiveRequest, Any], Awaitable[None]]
+
+
 class Invocations:
     """Requests of any kind: which one, their fields and the model's task tell."""
 
-    def __init__(self, generating: GenerationService, pooling: PoolingService, models: ModelRegistry) -> None:
-        self._generating = generating
-        self._pooling = pooling
-        self._models = models
-        self._chat, self._completion = ChatEndpoint(), CompletionEndpoint()
-        self._rerank, self._score = RerankEndpoint(cohere=False), ScoreEndpoint()
-        self._embed, self._classify, self._pool = EmbeddingEndpoint(), ClassifyEndpoint(), PoolingEndpoint()
+    def __init__(self, generating: GenerationService, pooling: PoolingService) -> None:
+        self._requests = generating.requests
+        self._chat: tuple[Read, Answer] = read_chat, partial(answer_chat, generating)
+        self._completion: tuple[Read, Answer] = read_completion, partial(answer_completion, generating)
+        self._rerank: tuple[Read, Answer] = read_rerank, partial(answer_rerank, pooling)
+        self._score: tuple[Read, Answer] = read_score, partial(answer_score, pooling)
+        self._embed: tuple[Read, Answer] = read_embedding, partial(answer_embedding, pooling)
+        self._classify: tuple[Read, Answer] = read_classify, partial(answer_classify, pooling)
+        self._pool: tuple[Read, Answer] = read_pooling, partial(answer_pooling, pooling)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, call: Call) -> None:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
-        deadline = self._generating.deadline()
-        with self._generating.place():
-            body = await self._generating.read(scope, receive)
-            endpoint = self.endpoint(body)
-            fields = endpoint.parse(body, self._generating.limits)
+        async with self._requests.active(call) as request:
+            body = await request.body()
+            read, answer = self._kind(body)
+            fields = read(body, self._requests.limits)
             del body
-            if isinstance(endpoint, PooledEndpoint):
-                await self._pooling.answer(endpoint, fields, scope, receive, send, deadline=deadline)
-            else:
-                await self._generating.answer(endpoint, fields, scope, receive, send, deadline=deadline)
+            await answer(request, fields)
 
-    def endpoint(self, body: dict[str, Any]) -> Endpoint[Any] | PooledEndpoint[Any]:
-        """What is to read this body. Raises ApiError: 400 if it fits several or none, 404 for a model that is
-        not there."""
+    def _kind(self, body: dict[str, Any]) -> tuple[Read, Answer]:
+        """Return how to read and to answer this body.
+
+        Raises ApiError: 400 if it fits several kinds or none, 404 for a model that is not there."""
         form = _form(body)
         if form == "prompt":
             return self._completion
@@ -93,7 +103,7 @@ class Invocations:
         if not isinstance(name, str):
             # It is refused where the body is read.
             return self._chat if form == "messages" else self._embed
-        tasks = tasks_of(self._models.info(name).info)
+        tasks = tasks_of(self._requests.models.info(name).info)
         if common_pb2.MODEL_TASK_GENERATE in tasks:
             if form == "input":
                 raise bad_request(
@@ -126,13 +136,12 @@ def _form(body: dict[str, Any]) -> str:
 def sagemaker_routes(
     generating: GenerationService,
     pooling: PoolingService,
-    models: ModelRegistry,
     *,
     can_serve: Callable[[], bool],
 ) -> Routes:
     """The routes. `can_serve` as for /health."""
     router = Routes()
-    requests = Invocations(generating, pooling, models)
+    requests = Invocations(generating, pooling)
 
     @router.head("/ping", None)
     @router.post("/ping", None)
@@ -160,8 +169,8 @@ def sagemaker_routes(
             limited=True,
         ),
     )
-    async def invocations() -> Response:
-        return Deferred(requests.serve)
+    async def invocations(call: Call) -> None:
+        await requests.serve(call)
 
     @router.head("/version", None)
     @router.get("/version", operation("Version of the gateway", Version))

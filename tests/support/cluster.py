@@ -112,8 +112,8 @@ class Cluster:
             await engine.idle()
         admissions = [router.admission for router in self.running]
         await eventually(lambda: not any(one.live_sequences for one in admissions), "idle routers")
-        service, session = self.gateway._service, self.gateway.peers.session
-        await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
+        requests, session = self.gateway.requests, self.gateway.peers.session
+        await eventually(lambda: len(requests) == 0 and session.live == 0, "an idle gateway")
 
 
 @asynccontextmanager

@@ -185,8 +185,8 @@ class Stack:
         """Wait until no part holds anything of any request."""
         await self.engine.idle()
         await eventually(lambda: self.router.admission.live_sequences == 0, "no live sequence in the router")
-        service, session = self.gateway._service, self.gateway.peers.session
-        await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
+        requests, session = self.gateway.requests, self.gateway.peers.session
+        await eventually(lambda: len(requests) == 0 and session.live == 0, "an idle gateway")
 
 
 @asynccontextmanager

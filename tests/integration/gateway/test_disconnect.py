@@ -98,7 +98,7 @@ async def test_hang_up_during_rendering(start_stack: StartStack) -> None:
         connection.close()
     await eventually(lambda: busy.live == 0, "no render under way", timeout_s=2)
     await stack.idle()
-    await eventually(lambda: stack.gateway._service.active == 0, "an idle gateway")
+    await eventually(lambda: len(stack.gateway.requests) == 0, "an idle gateway")
 
 
 async def test_hang_up_between_head_and_body(stack: Stack) -> None:

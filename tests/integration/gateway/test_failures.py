@@ -230,7 +230,7 @@ async def test_draining_finishes_streams_and_refuses_new_requests(start_stack: S
     job = asyncio.create_task(stack.complete(max_tokens=100, stream=True))
     await eventually(lambda: stack.engine.app.frontend.load().running == 1, "a running sequence")
     stopping = asyncio.create_task(stack.gateway.stop(10))
-    await eventually(lambda: stack.gateway._service.draining, "a draining gateway")
+    await eventually(lambda: stack.gateway.requests.draining, "a draining gateway")
     assert (await stack.get("/ready")).json() == {"status": "draining"}
     assert (await stack.get("/ready")).status == 503
     assert (await stack.get("/live")).status == 200
@@ -256,7 +256,7 @@ async def test_a_drain_ends_what_takes_too_long(start_stack: StartStack) -> None
 async def test_too_many_requests_at_a_time(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=20), max_requests=2)
     jobs = [asyncio.create_task(stack.complete(max_tokens=40)) for _ in range(2)]
-    await eventually(lambda: stack.gateway._service.active == 2, "two requests at work")
+    await eventually(lambda: len(stack.gateway.requests) == 2, "two requests at work")
     answer = await stack.complete()
     assert (answer.status, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "2 requests" in answer.json()["error"]["message"]

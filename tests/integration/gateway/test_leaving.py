@@ -91,7 +91,7 @@ async def test_a_gateway_that_leaves_says_so_and_serves_meanwhile(start_stack: S
     answer = await kept.answer()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
     assert await kept.reader.read() == b""
-    await eventually(lambda: stack.gateway._service.draining, "a gateway that drains", timeout_s=10)
+    await eventually(lambda: stack.gateway.requests.draining, "a gateway that drains", timeout_s=10)
     assert await asyncio.wait_for(silent.reader.read(), 5) == b""
     await asyncio.wait_for(stopping, 10)
     for connection in (kept, silent):
@@ -130,7 +130,7 @@ async def test_refusals_while_draining_end_their_connections(start_stack: StartS
     job = asyncio.create_task(stack.complete(max_tokens=100, stream=True))
     await eventually(lambda: stack.engine.app.frontend.load().running == 1, "a running sequence")
     stopping = asyncio.create_task(stack.gateway.stop(10))
-    await eventually(lambda: stack.gateway._service.draining, "a draining gateway")
+    await eventually(lambda: stack.gateway.requests.draining, "a draining gateway")
     refused = await stack.complete()
     assert (refused.status, refused.headers["connection"]) == (503, "close")
     assert refused.headers["retry-after"] == "1"

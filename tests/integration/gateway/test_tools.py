@@ -8,7 +8,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from gateway.auth import Caller
-from gateway.routes.completions import ChatEndpoint
+from gateway.generation.chat import prepare_chat
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.validation import parse_request
 from tests.support.chat_answers import told
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.stack_fixtures import StartStack
@@ -193,8 +195,7 @@ async def test_an_answer_in_a_format_beside_tools(start_parsing: StartStack, str
 
 
 async def test_a_constraint_holds_behind_thoughts_that_the_prompt_opened(start_parsing: StartStack) -> None:
-    service = (await start_parsing()).gateway._service
-    endpoint = ChatEndpoint()
+    service = (await start_parsing()).gateway.generation
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}]
     for messages, after in ((turns, "</think>"), (turns[:1], "")):
         body = {
@@ -203,8 +204,10 @@ async def test_a_constraint_holds_behind_thoughts_that_the_prompt_opened(start_p
             "continue_final_message": len(messages) > 1,
             "response_format": {"type": "json_object"},
         }
-        fields = endpoint.parse(body, service.limits)
-        plan, _ = await service.prepare(endpoint, fields, Caller())
+        fields = parse_request(ChatRequest, body, service.requests.limits)
+        async with service.requests.detached(Caller()) as request:
+            model = service.requests.models.require(MODEL)
+            plan = await service.plan(prepare_chat(fields, model, request.caller), request)
         assert plan.constraint is not None
         assert plan.constraint.after == after
 

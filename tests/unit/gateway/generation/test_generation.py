@@ -9,9 +9,10 @@ import pytest
 
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
+from gateway.constraints import Wanted
 from gateway.errors import ApiError, bad_request
 from gateway.generation.generation import Generation
-from gateway.generation.plan import make_plan
+from gateway.generation.plan import Prepared, make_plan
 from gateway.generation.service import collect
 from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed, deliver, ended
 from gateway.schemas.base import RequestLimits
@@ -19,6 +20,7 @@ from gateway.schemas.completion import CompletionRequest
 from gateway.schemas.validation import parse_request
 from gateway.streaming.delta import TokenLogprob
 from gateway.text.models import Model
+from gateway.text.target import Rendered
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")
@@ -42,19 +44,19 @@ class PlayedSession:
         self.aborted.append(handle)
 
 
-def generation(session: PlayedSession, *, constraint_param: str | None = None, **fields: Any) -> Generation:
+def generation(session: PlayedSession, *, wanted: Wanted | None = None, **fields: Any) -> Generation:
     body = {"model": "m", "prompt": [byte_ids("ab")], **fields}
     request: Any = parse_request(CompletionRequest, body, RequestLimits())
-    plan = make_plan(
+    prepared = Prepared(
         request_id="r",
         model=Model("m", 100, VOCAB_SIZE, VOCABULARY),
-        prompts=request.prompt,
         fields=request,
+        prompt=request.prompt,
+        prompt_param="prompt",
         default_max_tokens=16,
-        param="prompt",
-        cache_salt="",
-        constraint_param=constraint_param,
+        wanted=wanted,
     )
+    plan = make_plan(prepared, Rendered.of_ids(request.prompt))
     played: Any = session
     return Generation(plan, played, max_unread_tokens=100, deadline=1e12, on_tokens=lambda *_: None)
 
@@ -113,7 +115,7 @@ async def test_an_error_of_the_constraint_names_the_field_that_it_came_in(
     told: str | None, named: str | None
 ) -> None:
     session = PlayedSession()
-    running = generation(session, constraint_param="response_format")
+    running = generation(session, wanted=Wanted(common_pb2.CONSTRAINT_KIND_REGEX, "x", "response_format"))
     end = SequenceEnded(common_pb2.FINISH_REASON_ERROR, error=bad_request("It cannot be followed.", told))
     await started(running, session, end)
     with pytest.raises(ApiError) as caught:

@@ -9,21 +9,24 @@ import pytest
 
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
+from gateway.constraints import Wanted
 from gateway.errors import ApiError
 from gateway.generation.plan import (
     GenerationPlan,
-    Priorities,
-    QueuePriority,
+    Prepared,
     bad_word_tokens,
     make_plan,
     truncation,
 )
-from gateway.routes.pooling import EmbeddingEndpoint
+from gateway.generation.requests import Priorities, QueuePriority
+from gateway.pooling.answers import document_work
+from gateway.routes.pooling import read_embedding
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
 from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
+from gateway.text.target import Rendered
 from tests.support.steps import counted
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 
@@ -50,16 +53,24 @@ def refused(parse: Any, **fields: Any) -> str | None:
     return caught.value.param
 
 
-def plan_of(fields: Any, prompts: list[list[int]] | None = None, **options: Any) -> GenerationPlan:
-    return make_plan(
+def plan_of(
+    fields: Any, prompts: list[list[int]] | None = None, wanted: Wanted | None = None, **options: Any
+) -> GenerationPlan:
+    given = prompts or [[7, 8, 9]]
+    return make_plan(prepared(fields, given, wanted=wanted), Rendered.of_ids(given), **options)
+
+
+def prepared(
+    fields: Any, prompts: list[list[int]], *, model: Model = MODEL, wanted: Wanted | None = None
+) -> Prepared:
+    return Prepared(
         request_id="r",
-        model=MODEL,
-        prompts=prompts or [[7, 8, 9]],
+        model=model,
         fields=fields,
+        prompt=prompts,
+        prompt_param="prompt",
         default_max_tokens=16,
-        param="prompt",
-        cache_salt="",
-        **options,
+        wanted=wanted,
     )
 
 
@@ -217,15 +228,7 @@ def test_bad_words_are_banned_with_and_without_a_space() -> None:
 def test_bad_words_beyond_the_logits_are_refused() -> None:
     narrow = Model("tiny", 100, 300, VOCABULARY)
     with pytest.raises(ApiError) as caught:
-        make_plan(
-            request_id="r",
-            model=narrow,
-            prompts=[[7]],
-            fields=completion(bad_words=["é"]),
-            default_max_tokens=1,
-            param="prompt",
-            cache_salt="",
-        )
+        make_plan(prepared(completion(bad_words=["é"]), [[7]], model=narrow), Rendered.of_ids([[7]]))
     assert caught.value.param == "bad_words"
 
 
@@ -274,11 +277,11 @@ def test_beam_search_is_one_sequence_of_a_prompt() -> None:
 
 
 def test_beam_search_goes_with_no_constraint() -> None:
-    constraint = common_pb2.Constraint(source="x")
+    wanted = Wanted(common_pb2.CONSTRAINT_KIND_REGEX, "x", "guided_regex")
     with pytest.raises(ApiError) as caught:
-        plan_of(completion(use_beam_search=True), constraint=constraint)
+        plan_of(completion(use_beam_search=True), wanted=wanted)
     assert caught.value.param == "use_beam_search"
-    assert plan_of(completion(), constraint=constraint).specs(None)[0].constraint == constraint
+    assert plan_of(completion(), wanted=wanted).specs(None)[0].constraint == wanted.message()
 
 
 def test_priorities() -> None:
@@ -290,9 +293,8 @@ def test_priorities() -> None:
     assert not any(spec.HasField(name) for name in ("tenant", "session_id", "max_wait_ms"))
 
 
-async def test_a_chat_to_embed_without_a_template_is_told_what_to_use() -> None:
-    endpoint = EmbeddingEndpoint()
-    fields = endpoint.parse({"model": "m", "messages": MESSAGES}, LIMITS)
+def test_a_chat_to_embed_without_a_template_is_told_what_to_use() -> None:
+    fields = read_embedding({"model": "m", "messages": MESSAGES}, LIMITS)
     with pytest.raises(ApiError, match="use 'input'") as caught:
-        await endpoint.work(fields, MODEL)
+        document_work(fields, MODEL, common_pb2.MODEL_TASK_EMBED)
     assert (caught.value.status, caught.value.param) == (400, "messages")

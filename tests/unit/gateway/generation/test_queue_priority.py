@@ -12,7 +12,7 @@ from catenary.v1 import common_pb2
 from gateway import GatewayConfig
 from gateway.auth import Caller, caller_of, read_caller, set_caller
 from gateway.errors import ApiError
-from gateway.generation.plan import Priorities
+from gateway.generation.requests import Priorities
 
 SYSTEM = common_pb2.PRIORITY_CLASS_SYSTEM
 INTERACTIVE = common_pb2.PRIORITY_CLASS_INTERACTIVE

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.generation.generation import Generation
-from gateway.generation.plan import make_plan
+from gateway.generation.plan import Prepared, make_plan
 from gateway.generation.service import collect
 from gateway.link.inbox import SequenceEnded
 from gateway.parsing.choice import ParserChoice
@@ -25,6 +25,7 @@ from gateway.schemas.chat import ChatRequest
 from gateway.schemas.validation import parse_request
 from gateway.streaming.delta import ChoiceResult, TokenLogprob
 from gateway.text.models import Model
+from gateway.text.target import Rendered
 from tests.support.parsed import SCHEMAS
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids, tokenizer_json
 from tests.unit.gateway.generation.test_generation import PlayedSession
@@ -86,17 +87,15 @@ async def run(
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": stops, **fields}
     body |= {"logprobs": True, "return_token_ids": True, "max_tokens": 5000}
     request = parse_request(ChatRequest, body, RequestLimits())
-    plan = make_plan(
+    prepared = Prepared(
         request_id="r",
         model=Model("m", 10_000, VOCAB_SIZE, VOCABULARY),
-        prompts=[byte_ids("p")],
         fields=request,
-        default_max_tokens=None,
-        param="messages",
-        cache_salt="",
+        prompt=[byte_ids("p")],
+        prompt_param="messages",
         parsing=parsing,
-        tails=[tail],
     )
+    plan = make_plan(prepared, Rendered([byte_ids("p")], [tail]))
     session = PlayedSession()
     played: Any = session
     generation = Generation(plan, played, max_unread_tokens=10_000, deadline=1e12, on_tokens=_rising)

@@ -9,7 +9,6 @@ import pytest
 from catenary.telemetry import new_id
 from gateway.errors import ApiError
 from gateway.responses.request import read_request, response_request
-from gateway.routes.responses import ResponsesEndpoint
 from gateway.schemas.base import RequestLimits
 
 LIMITS = RequestLimits()
@@ -25,9 +24,7 @@ def deep(levels: int) -> Any:
 
 def read(**fields: Any) -> None:
     request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
-    response_request(
-        request, passed_on, [], {}, endpoint=ResponsesEndpoint(), limits=LIMITS, owner="", store=False
-    )
+    response_request(request, passed_on, [], {}, limits=LIMITS, owner="", store=False)
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [

@@ -24,7 +24,6 @@ from gateway.responses.request import (
     read_request,
     response_request,
 )
-from gateway.routes.responses import ResponsesEndpoint
 from gateway.schemas.base import RequestLimits
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import tokenizer_json
@@ -43,10 +42,7 @@ def made(**fields: Any) -> tuple[ResponseRequest, list[str]]:
     """A request on its way, and the names of what was ignored of it."""
     with noting(IgnoredFields()) as ignored:
         request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
-        endpoint = ResponsesEndpoint()
-        found = response_request(
-            request, passed_on, [], {}, endpoint=endpoint, limits=LIMITS, owner="", store=False
-        )
+        found = response_request(request, passed_on, [], {}, limits=LIMITS, owner="", store=False)
         found.chat.template_variables(frozenset())
     return found, ignored.names
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.ignored import MAX_NAMES, IgnoredFields, field_path, noting
-from gateway.routes.pooling import EmbeddingEndpoint
+from gateway.routes.pooling import read_embedding
 from gateway.schemas.base import RequestLimits, RequestModel
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -76,7 +76,7 @@ def test_embeddings_take_them_in_both_forms() -> None:
     ]
     for body, names in bodies:
         with noting(IgnoredFields()) as ignored:
-            EmbeddingEndpoint().parse({"model": "m", **body, "chat_id": "c"}, LIMITS)
+            read_embedding({"model": "m", **body, "chat_id": "c"}, LIMITS)
         assert set(ignored.names) == names
 
 
