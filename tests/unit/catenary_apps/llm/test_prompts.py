@@ -23,11 +23,11 @@ from catenary_apps.llm.prompts import (
     read_texts,
 )
 
-TAKEN: list[tuple[Any, list[GivenPrompt]]] = [
+TAKEN: list[Any] = [
     ("a", [GivenPrompt("a", "a")]),
     (["a", "b"], [GivenPrompt("a", "a"), GivenPrompt("b", "b")]),
     (("a",), [GivenPrompt("a", "a")]),
-    ((text for text in "ab"), [GivenPrompt("a", "a"), GivenPrompt("b", "b")]),
+    pytest.param(iter("ab"), [GivenPrompt("a", "a"), GivenPrompt("b", "b")], id="iterator"),
     ([1, 2], [GivenPrompt([1, 2], None)]),
     ([[1, 2], [3]], [GivenPrompt([1, 2], None), GivenPrompt([3], None)]),
     (np.array([1, 2]), [GivenPrompt([1, 2], None)]),
@@ -39,15 +39,15 @@ TAKEN: list[tuple[Any, list[GivenPrompt]]] = [
     (["a", [1], {"prompt": "b"}], [GivenPrompt("a", "a"), GivenPrompt([1], None), GivenPrompt("b", "b")]),
     ([], []),
 ]
-WRONG_PROMPTS: list[tuple[Any, str]] = [
+WRONG_PROMPTS: list[Any] = [
     (None, "prompts must be a text, .* not None"),
     (5, "prompts must be a text, .* not int"),
     (True, "prompts must be a text, .* not bool"),
     (0.5, "prompts must be a text, .* not float"),
     (b"a", "prompts must be a text, .* not bytes"),
     (bytearray(b"a"), "prompts must be a text, .* not bytearray"),
-    ({"a", "b"}, "prompts must be a text, .* not set"),
-    (object(), "prompts must be a text, .* not object"),
+    ({"a"}, "prompts must be a text, .* not set"),
+    pytest.param(object(), "prompts must be a text, .* not object", id="object"),
     (np.array(5), "prompts must be a text, .* not ndarray"),
     ([None], r"prompts\[0\] must be a text, .* not None"),
     (["a", 5], r"prompts\[1\] must be a text, .* not int"),
@@ -91,7 +91,7 @@ WRONG_CHATS: list[tuple[Any, str]] = [
     ([[[USER]]], r"messages\[0\]\[0\] must be an object with role and content, not list"),
     (["hi", b"a"], r"messages\[1\] must be .* not bytes"),
 ]
-WRONG_TEXTS: list[tuple[Any, str]] = [
+WRONG_TEXTS: list[Any] = [
     (None, "text_1 must be a text, or a list of texts, not None"),
     (5, "text_1 must be .* not int"),
     (b"a", "text_1 must be .* not bytes"),
@@ -101,7 +101,7 @@ WRONG_TEXTS: list[tuple[Any, str]] = [
     (["a", 5], r"text_1\[1\] must be a text, not int"),
     ([["a"]], r"text_1\[0\] must be a text, not list"),
     ([b"a"], r"text_1\[0\] must be a text, not bytes"),
-    (object(), "text_1 must be .* not object"),
+    pytest.param(object(), "text_1 must be .* not object", id="object"),
 ]
 WRONG_PARAMS: list[tuple[Any, str]] = [
     ({"temperature": 0}, "sampling_params must be a SamplingParams, .* not dict"),
