@@ -68,18 +68,13 @@ class Peers:
                 silence_s=config.tokenizer_silence_s,
                 max_message_mib=config.max_message_mib,
             )
-            self.models = ModelRegistry(
-                self.tokenizers.fetch,
-                lambda: self.session.connected > 0,
-                lambda name: self.session.awaits(name),
-                config.aliases,
-            )
+            self.models = ModelRegistry(self.tokenizers.fetch, config.aliases, wait_s=config.failover_wait_s)
             self.session = FailoverSession(
                 config.router,
                 dial,
                 instance_id=new_id("gateway-"),
                 policy=config.resume_policy(),
-                on_models=self.models.update,
+                models=self.models,
                 on_resumed=metrics.resumed,
                 on_given_up=metrics.given_up,
                 poisoned=config.poisoned_requests(),

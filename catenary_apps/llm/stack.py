@@ -308,7 +308,7 @@ class LocalStack:
         )
         self.task = common_pb2.MODEL_TASK_GENERATE
         """What the model is for, known once started."""
-        self._models = ModelRegistry(self._tokenizers.fetch, lambda: True, lambda _: False)
+        self._models = ModelRegistry(self._tokenizers.fetch)
         metrics = GatewayMetrics()
         self.requests = Requests(gateway, session=self._engine, models=self._models, metrics=metrics)
         self.generations = GenerationService(

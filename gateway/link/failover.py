@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
 from operator import attrgetter
@@ -23,12 +23,13 @@ from catenary.resume import (
 )
 from catenary.rpc import resolve
 from catenary.telemetry import get_logger
-from catenary.v1 import common_pb2, router_pb2
+from catenary.v1 import common_pb2
 from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed, ended
 from gateway.link.router_session import RouterSession
 from gateway.streaming.delta import TokenLogprob
 from gateway.targets import Dial, LookUp, Targets
+from gateway.text.models import ModelRegistry
 
 _log = get_logger(__name__)
 
@@ -67,74 +68,6 @@ def least_busy(places: Sequence[P], turn: int) -> P:
 
 def _digest(tenant: str, address: str) -> bytes:
     return blake2b(f"{tenant}\0{address}".encode(), digest_size=8).digest()
-
-
-Models = Mapping[str, router_pb2.ServedModel]
-
-
-class ServedModels:
-    """The models that the routers serve together. One that is served no longer is awaited for `wait_s`, since
-    its engines or its router may come back."""
-
-    def __init__(self, wait_s: float) -> None:
-        self._wait_s = wait_s
-        self._serving: Models = {}
-        # Models that were served a moment ago, with the time until which they are awaited.
-        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
-
-    def awaits(self, model: str, now: float) -> bool:
-        """Return whether a model without a serving engine was served a moment ago."""
-        awaited = self._awaited.get(model)
-        return awaited is not None and now < awaited[0]
-
-    def update(self, routers: Sequence[Models], now: float) -> list[router_pb2.ServedModel]:
-        """Take the models of each router. Return all models, awaited ones too: see `merged`."""
-        until = now + self._wait_s
-        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
-        self._serving = {
-            name: model for models in routers for name, model in models.items() if model.serving_engines
-        }
-        self._awaited = {
-            name: awaited
-            for name, awaited in self._awaited.items()
-            if name not in self._serving and self.awaits(name, now)
-        }
-        return merged(routers, [model for _, model in self._awaited.values()])
-
-
-def merged(
-    routers: Sequence[Models], awaited: Iterable[router_pb2.ServedModel] = ()
-) -> list[router_pb2.ServedModel]:
-    """Return one entry for each model of any router.
-
-    Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
-    of the router that has most of the engines. The context is the shortest of all. A model of `awaited` that
-    no router has is listed without engines.
-    """
-    found: dict[str, list[router_pb2.ServedModel]] = {}
-    for models in routers:
-        for name, model in models.items():
-            found.setdefault(name, []).append(model)
-    for model in awaited:
-        if model.info.name not in found:
-            found[model.info.name] = [_without_engines(model)]
-    return [_best(models) for models in found.values()]
-
-
-def _best(models: Sequence[router_pb2.ServedModel]) -> router_pb2.ServedModel:
-    best = max(models, key=lambda model: model.serving_engines)
-    if len(models) == 1:
-        return best
-    one = router_pb2.ServedModel()
-    one.CopyFrom(best)
-    serving = [model for model in models if model.serving_engines] or models
-    one.info.max_model_len = min(model.info.max_model_len for model in serving)
-    one.created = min(model.created for model in models)
-    return one
-
-
-def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
-    return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
 
 
 class PromptGroup:
@@ -231,8 +164,6 @@ class FailoverSequence:
 
 _UNREACHABLE = "The router is not reachable."
 
-OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
-
 
 class FailoverSession:
     """A `Session` over one stream per router, and the `Listener` of these streams.
@@ -248,7 +179,7 @@ class FailoverSession:
         *,
         instance_id: str,
         policy: ResumePolicy,
-        on_models: OnModels,
+        models: ModelRegistry,
         on_resumed: Callable[[Cause], None],
         on_given_up: Callable[[Cause], None],
         poisoned: PoisonedRequests,
@@ -264,7 +195,7 @@ class FailoverSession:
             dial: makes a channel to (address, name).
             instance_id: of this gateway.
             policy: bounds of failover.
-            on_models: called with the models of all routers at each change.
+            models: takes the models of the routers.
             on_resumed: called for each attempt that failed and is followed by another.
             on_given_up: called for each sequence that failed, though another attempt might have succeeded.
             poisoned: requests that are refused at once, whichever router they would go to.
@@ -290,7 +221,7 @@ class FailoverSession:
         """The routers' sessions, connected or not."""
         self.run, self.close = self.targets.run, self.targets.close
         self._policy = policy
-        self._on_models = on_models
+        self._models = models
         self._on_resumed = on_resumed
         self._on_given_up = on_given_up
         self._poisoned = poisoned
@@ -299,7 +230,6 @@ class FailoverSession:
         self._sequences: dict[int, FailoverSequence] = {}
         # Sequences that no router can take now, in the order in which they began to wait.
         self._waiting: dict[int, FailoverSequence] = {}
-        self._served = ServedModels(policy.wait_s)
 
     @property
     def connected(self) -> int:
@@ -310,11 +240,6 @@ class FailoverSession:
     def live(self) -> int:
         """Sequences that were submitted and have not ended."""
         return len(self._sequences)
-
-    def awaits(self, model: str) -> bool:
-        """Return whether a model without a serving engine was served a moment ago, perhaps by a lost router:
-        requests for it are accepted, and wait."""
-        return self._served.awaits(model, asyncio.get_running_loop().time())
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
         able = self._able(model)
@@ -329,7 +254,7 @@ class FailoverSession:
     ) -> int:
         """See Session. Raise ApiError: no router is connected or was a moment ago (503), too many sequences
         wait to be sent (429), the request is poisoned (400)."""
-        if not self.connected and not self.awaits(spec.model):
+        if not self.connected and not self._models.awaits(spec.model):
             raise unavailable(_UNREACHABLE)
         waiting = len(self._waiting) + sum(session.unsent for session in self.targets.all)
         if waiting >= self._max_outbound:
@@ -362,14 +287,10 @@ class FailoverSession:
         return all(other.router != router for other in self.targets.all if other is not session)
 
     def changed(self, session: RouterSession) -> None:
-        connected = [one for one in self.targets.all if one.connected]
         if not session.connected:
             for other in self.targets.all:
                 other.hurry()
-        models = self._served.update([one.models for one in connected], asyncio.get_running_loop().time())
-        if connected:
-            # Without a router the last list stands: its models may come back.
-            self._on_models(models)
+        self._models.take([one.models for one in self.targets.all if one.connected])
         for sequence in list(self._waiting.values()):
             self._try(sequence)
 
@@ -439,7 +360,7 @@ class FailoverSession:
     def _router_for(self, sequence: FailoverSequence) -> RouterSession | None:
         model = sequence.resumable.model
         able = self._able(model)
-        if able and not able[0].serves(model) and (sequence.tried or self.awaits(model)):
+        if able and not able[0].serves(model) and (sequence.tried or self._models.awaits(model)):
             return None
         others = [session for session in able if session is not sequence.refused_by]
         leader = sequence.group.leader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary.backoff import Backoff
@@ -32,6 +32,8 @@ _NAMES: dict[int, str] = {
 }
 
 Fetch = Callable[[str], Awaitable[Vocabulary]]
+Models = Mapping[str, router_pb2.ServedModel]
+"""One router's models by name."""
 
 
 def tasks_of(info: common_pb2.ModelInfo) -> frozenset[int]:
@@ -73,28 +75,64 @@ class Model:
         return self.vocabulary.traits
 
 
+def merged(
+    routers: Sequence[Models], awaited: Iterable[router_pb2.ServedModel] = ()
+) -> list[router_pb2.ServedModel]:
+    """Return one entry for each model of any router.
+
+    Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
+    of the router that has most of the engines. The context is the shortest of all. A model of `awaited` that
+    no router has is listed without engines.
+    """
+    found: dict[str, list[router_pb2.ServedModel]] = {}
+    for models in routers:
+        for name, model in models.items():
+            found.setdefault(name, []).append(model)
+    for model in awaited:
+        if model.info.name not in found:
+            found[model.info.name] = [_without_engines(model)]
+    return [_best(models) for models in found.values()]
+
+
+def _best(models: Sequence[router_pb2.ServedModel]) -> router_pb2.ServedModel:
+    best = max(models, key=lambda model: model.serving_engines)
+    if len(models) == 1:
+        return best
+    one = router_pb2.ServedModel()
+    one.CopyFrom(best)
+    serving = [model for model in models if model.serving_engines] or models
+    one.info.max_model_len = min(model.info.max_model_len for model in serving)
+    one.created = min(model.created for model in models)
+    return one
+
+
+def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
+    return router_pb2.ServedModel(info=model.info, created=model.created, load=router_pb2.ModelLoad())
+
+
 class ModelRegistry:
-    """The models that the routers listed last, with the vocabulary of each."""
+    """The models that the routers listed last, with the vocabulary of each.
+
+    A model that is served no longer is awaited for `wait_s`, since its engines or its router may come back:
+    requests for it are accepted, and wait."""
 
     def __init__(
-        self,
-        fetch: Fetch,
-        is_online: Callable[[], bool],
-        is_awaited: Callable[[str], bool],
-        aliases: Mapping[str, str] | None = None,
+        self, fetch: Fetch, aliases: Mapping[str, str] | None = None, *, wait_s: float = 0.0
     ) -> None:
         """Make an empty registry.
 
         Args:
             fetch: fetches the vocabulary of a model.
-            is_online: whether the list is fresh, that is, a session with a router is up.
-            is_awaited: whether requests for a model without a serving engine are accepted nevertheless.
             aliases: model names by alias. A served model's own name goes before an equal alias.
+            wait_s: for which a model is awaited.
         """
         self._aliases = dict(aliases or {})
         self._fetch = fetch
-        self._is_online = is_online
-        self._is_awaited = is_awaited
+        self._wait_s = wait_s
+        self._online = False
+        self._serving: Models = {}
+        # Models that were served a moment ago, with the time until which they are awaited.
+        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
         self._served: dict[str, router_pb2.ServedModel] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
         self._changed = asyncio.Event()
@@ -121,8 +159,31 @@ class ModelRegistry:
             found += [(name, model) for name in (own, *more)]
         return found
 
+    def awaits(self, name: str) -> bool:
+        """Return whether a model without a serving engine was served a moment ago."""
+        awaited = self._awaited.get(name)
+        return awaited is not None and asyncio.get_running_loop().time() < awaited[0]
+
+    def take(self, routers: Sequence[Models]) -> None:
+        """Take the models of each connected router. Without a router the last list stands, unserved."""
+        until = asyncio.get_running_loop().time() + self._wait_s
+        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
+        self._serving = {
+            name: model for models in routers for name, model in models.items() if model.serving_engines
+        }
+        self._awaited = {
+            name: awaited
+            for name, awaited in self._awaited.items()
+            if name not in self._serving and self.awaits(name)
+        }
+        if routers:
+            self.update(merged(routers, [model for _, model in self._awaited.values()]))
+        else:
+            self._online = False
+
     def update(self, models: Sequence[router_pb2.ServedModel]) -> None:
         """Replace the list."""
+        self._online = True
         self._served = {model.info.name: model for model in models}
         self._changed.set()
 
@@ -152,8 +213,8 @@ class ModelRegistry:
         own = tasks_of(served.info)
         if tasks is not None and own.isdisjoint(tasks):
             raise bad_request(_INSTEAD[min(own)], "model", "unsupported_value")
-        online = self._is_online() and served.serving_engines
-        if not online and not self._is_awaited(served.info.name):
+        online = self._online and served.serving_engines
+        if not online and not self.awaits(served.info.name):
             raise unavailable("No engine is serving the model at the moment.")
         return self.known(name)
 
@@ -174,7 +235,7 @@ class ModelRegistry:
 
     def serves(self, name: str) -> bool:
         """Return whether requests for a model can be answered now. "": the only one that is served."""
-        if not self._is_online() or not self._served:
+        if not self._online or not self._served:
             return False
         served = self._find(name or self.only() or "")
         return served is not None and bool(served.serving_engines) and self._usable(served) is not None
@@ -182,7 +243,7 @@ class ModelRegistry:
     @property
     def ready(self) -> bool:
         """Whether at least one model can be used."""
-        return self._is_online() and any(
+        return self._online and any(
             model.serving_engines and self._usable(model) for model in self._served.values()
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from catenary.v1 import common_pb2, router_pb2
-from gateway.link.failover import least_busy, merged, rendezvous
+from gateway.link.failover import least_busy, rendezvous
 from gateway.link.router_session import RouterSession
 from tests.support.waiting import eventually
 
@@ -38,33 +38,6 @@ def test_nobodys_requests_go_where_the_fewest_are_and_take_turns() -> None:
     assert {least_busy(places, turn).address for turn in range(6)} == {"b", "c"}
     even = [Place(name) for name in "abc"]
     assert [least_busy(even, turn).address for turn in range(4)] == ["a", "b", "c", "a"]
-
-
-def served(engines: int, length: int = 100, created: int = 5, name: str = "m") -> router_pb2.ServedModel:
-    info = common_pb2.ModelInfo(name=name, max_model_len=length, vocab_size=10)
-    load = router_pb2.ModelLoad(running=engines, total_blocks=engines)
-    return router_pb2.ServedModel(info=info, serving_engines=engines, created=created, load=load)
-
-
-def test_models_of_several_routers() -> None:
-    first, second = served(3, 100, 9), served(2, 50, 5)
-    (one,) = merged([{"m": first}, {"m": second}, {}])
-    assert (one.serving_engines, one.load.running, one.info.max_model_len, one.created) == (3, 3, 50, 5)
-    assert (first.info.max_model_len, second.created) == (100, 5)
-    # A context that no engine has does not count.
-    (one,) = merged([{"m": served(1, 100)}, {"m": served(0, 10)}])
-    assert one.info.max_model_len == 100
-    (one,) = merged([{"m": served(0, 100)}, {"m": served(0, 10)}])
-    assert (one.serving_engines, one.info.max_model_len) == (0, 10)
-
-
-def test_an_awaited_model_is_listed_without_engines() -> None:
-    gone = served(2)
-    (one,) = merged([{}], [gone])
-    assert (one.info.name, one.serving_engines, one.load.running) == ("m", 0, 0)
-    assert gone.serving_engines == 2
-    (one,) = merged([{"m": served(1)}], [gone])
-    assert one.serving_engines == 1
 
 
 class Written(list[tuple[str, int]]):

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
 from catenary.columns import MalformedStep
-from catenary.text import Vocabulary
-from catenary.v1 import common_pb2, router_pb2
+from catenary.v1 import common_pb2
 from gateway.errors import ApiError, internal
 from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed, deliver, ended
-from gateway.text.models import ModelRegistry
-from tests.support.tiny_tokenizer import tokenizer_json
-
-FILE = json.dumps(tokenizer_json()).encode()
 
 
 def feeds(inbox: Inbox, *handles: int) -> dict[int, SequenceFeed]:
@@ -120,102 +114,3 @@ async def test_an_interrupt_wakes_and_stays() -> None:
             await waiting
         waiting = asyncio.create_task(inbox.wait())
     waiting.cancel()
-
-
-def served(name: str = "m", engines: int = 1, sha: str = "") -> router_pb2.ServedModel:
-    info = common_pb2.ModelInfo(name=name, max_model_len=10, vocab_size=512, tokenizer_sha256=sha)
-    return router_pb2.ServedModel(info=info, serving_engines=engines)
-
-
-class Shelf:
-    """A tokenizer service whose file changes."""
-
-    def __init__(self) -> None:
-        self.sha = "a"
-        self.fetches = 0
-
-    async def fetch(self, model: str) -> Vocabulary:
-        self.fetches += 1
-        if model == "broken":
-            raise ValueError("damaged")
-        return Vocabulary(FILE, sha256=self.sha)
-
-
-def status_of(board: ModelRegistry, name: str = "m") -> int:
-    try:
-        board.require(name)
-    except ApiError as error:
-        return error.status
-    return 200
-
-
-async def until(board: ModelRegistry, status: int, name: str = "m") -> None:
-    async with asyncio.timeout(5):
-        while status_of(board, name) != status:  # noqa: ASYNC110 - the board tells nobody
-            await asyncio.sleep(0.005)
-
-
-async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None:
-    shelf, online, awaited = Shelf(), True, set[str]()
-    board = ModelRegistry(shelf.fetch, lambda: online, lambda name: name in awaited)
-    running = asyncio.create_task(board.run())
-    try:
-        assert status_of(board) == 503
-        board.update([served(sha="a"), served("broken")])
-        assert status_of(board, "other") == 404
-        await until(board, 200)
-        assert board.ready
-        assert status_of(board, "broken") == 503
-        board.update([served(engines=0)])
-        assert (status_of(board), board.ready) == (503, False)
-        board.update([served(sha="b")])
-        assert status_of(board) == 503
-        shelf.sha = "b"
-        await until(board, 200)
-        online = False
-        assert (status_of(board), board.ready) == (503, False)
-        awaited.add("m")
-        assert (status_of(board), board.ready, board.serves("m")) == (200, False, False)
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-
-
-async def test_a_model_is_listed_once_its_tokenizer_is_loaded() -> None:
-    shelf = Shelf()
-    board = ModelRegistry(shelf.fetch, lambda: True, lambda _: False, {"alias": "m", "other": "broken"})
-    board.update([served(sha="a"), served("broken")])
-    for name in ("m", "alias", "broken"):
-        with pytest.raises(ApiError) as early:
-            board.listed(name)
-        assert (early.value.status, early.value.code) == (503, "tokenizer_unavailable")
-    assert board.names == []
-    await board.refresh()
-    assert [name for name, _ in board.names] == ["m", "alias"]
-    assert board.listed("alias").info.name == "m"
-    with pytest.raises(ApiError) as broken:
-        board.listed("other")
-    assert broken.value.status == 503
-    with pytest.raises(ApiError) as unknown:
-        board.listed("mm")
-    assert unknown.value.message == (
-        "The model 'mm' does not exist. Did you mean 'm'? Served models: 'm', 'alias'."
-    )
-    # One whose engines are away can be asked: the request waits for them.
-    board.update([served(sha="a", engines=0)])
-    assert [name for name, _ in board.names] == ["m", "alias"]
-
-
-async def test_an_engine_without_a_checksum_takes_any_tokenizer() -> None:
-    shelf = Shelf()
-    board = ModelRegistry(shelf.fetch, lambda: True, lambda _: False)
-    running = asyncio.create_task(board.run())
-    try:
-        board.update([served()])
-        await until(board, 200)
-        board.update([served()])
-        await asyncio.sleep(0)
-        assert shelf.fetches == 1
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
