@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from catenary_testing.native.attention import NativeAttention, PagedCache, Span
 from services.engine.device import CpuDevice
 from services.engine.device.cpu.native import open_library
-from services.engine.device.cpu.native.attention import NativeAttention, PagedCache, Span
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 DECODES = ((1, 256), (8, 256), (32, 256), (1, 2048), (8, 2048), (32, 2048))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from catenary_testing.native.products import PackedLayer, Products
 from services.engine.device.cpu.native import levels_here, open_library
-from services.engine.device.cpu.native.products import PackedLayer, Products
 from services.engine.device.cpu.structures import WeightKind
 
 # Outputs and inputs of a layer's products; gate and up are one.

@@ -1,4 +1,4 @@
-"""Fused norms, rotations and experts on the simulated HPU agree with their plain twins and with the CPU."""
+"""Fused norms, rotations and experts on the simulated HPU agree with plain torch and with the CPU."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_kernel_that_is_switched_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_layer_is_compiled_whole(choice: str) -> None:
-    """No kernel and no twin breaks the compiler's graph, whichever the shapes are."""
+    """Neither a kernel nor its reference breaks the compiler's graph, whichever the shapes are."""
     device = open_choice(choice)
     batch = Sequences([5, 23], Heads(), device)
     expected = [batch.prefill([0, 6], 8, 3, PLAIN, 5), batch.decode(PLAIN, 5)]

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary_testing.native.attention import NativeAttention, PagedCache, Span
 from services.engine.device.cpu.native import open_library
-from services.engine.device.cpu.native.attention import NativeAttention, PagedCache, Span
 from tests.support.native_kernels import LEVELS_HERE, library_of
-from tests.support.twins_attention import AttentionCase, attention_case, attention_twin, slots_of
+from tests.support.reference_attention import AttentionCase, attention_case, reference_attention, slots_of
 
 KINDS = (torch.float32, torch.bfloat16)
 LENGTHS = st.lists(
@@ -51,27 +51,27 @@ def best() -> NativeAttention:
     return NativeAttention(open_library())
 
 
-def assert_like_twin(attention: NativeAttention, case: AttentionCase, **features: float) -> None:
+def assert_like_reference(attention: NativeAttention, case: AttentionCase, **features: float) -> None:
     got = attention.attend(case.query, case.cache, case.spans, threads=2, **features)  # type: ignore[arg-type]
     if case.cache.key.dtype is torch.bfloat16 and attention.multiplies_pairs:
         # A weight is rounded by 2^-9 of itself at the most, and what its power of two is off by is less.
-        expected = attention_twin(case, rounded=True, **features)  # type: ignore[arg-type]
+        expected = reference_attention(case, rounded=True, **features)  # type: ignore[arg-type]
         bound = 2.1e-3 * float(case.cache.value.nan_to_num().abs().max())
     else:
-        expected = attention_twin(case, **features)  # type: ignore[arg-type]
+        expected = reference_attention(case, **features)  # type: ignore[arg-type]
         # Scores of 256 products are off by 2e-6 or so, and so are the weights, of themselves.
         bound = 5e-6 * float(case.cache.value.nan_to_num().abs().max())
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=("float32", "bfloat16"))
-def test_all_shapes_are_like_the_twin(attention: NativeAttention, dtype: torch.dtype) -> None:
+def test_all_shapes_are_like_the_reference(attention: NativeAttention, dtype: torch.dtype) -> None:
     @settings(max_examples=60)
     @given(st.integers(0, 2**31), LENGTHS, SHAPES, FEATURES)
     def check(
         seed: int, lengths: list[tuple[int, int]], shape: dict[str, int], features: dict[str, float]
     ) -> None:
-        assert_like_twin(attention, attention_case(seed, dtype, lengths, **shape), **features)
+        assert_like_reference(attention, attention_case(seed, dtype, lengths, **shape), **features)
 
     check()
 
@@ -117,7 +117,7 @@ def test_contexts_are_divided_among_threads(attention: NativeAttention) -> None:
     whole = attention.attend(case.query, case.cache, case.spans, scale=0.125)
     divided = attention.attend(case.query, case.cache, case.spans, scale=0.125, threads=8)
     assert torch.equal(whole, divided)
-    torch.testing.assert_close(divided, attention_twin(case, scale=0.125), rtol=0, atol=1e-5)
+    torch.testing.assert_close(divided, reference_attention(case, scale=0.125), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=("float32", "bfloat16"))

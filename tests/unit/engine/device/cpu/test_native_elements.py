@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from catenary_testing.native.attention import NativeAttention, PagedCache
 from services.engine.device.cpu.native import Library
-from services.engine.device.cpu.native.attention import NativeAttention, PagedCache
 from services.engine.device.kernels import rms_norm, rotate
 from tests.support.native_kernels import LEVELS_HERE, library_of
 

@@ -1,4 +1,4 @@
-"""Products of the CPU's native kernels equal their twins in torch, for every kind of weight and shape."""
+"""Products of the CPU's native kernels equal their reference in torch, for every kind of weight and shape."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.engine.device.cpu.native import Level, twins
-from services.engine.device.cpu.native.products import Products, Way
+from catenary_testing.native import reference
+from catenary_testing.native.products import Products, Way
+from services.engine.device.cpu.native import Level
 from services.engine.device.cpu.structures import WeightKind as Kind
 from tests.support.native_kernels import LEVELS_HERE, library_of
 
@@ -39,13 +40,13 @@ def products(request: pytest.FixtureRequest) -> Products:
     return Products(library_of(level), threads=2)
 
 
-def twin(kind: Kind, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def expected_product(kind: Kind, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if kind is Kind.INT8:
-        return twins.int8_product(twins.quantize_rows(x), twins.quantize_int8(weight))
+        return reference.int8_product(reference.quantize_rows(x), reference.quantize_int8(weight))
     if kind is Kind.INT4:
-        return twins.int4_product(x, twins.quantize_int4(weight))
+        return reference.int4_product(x, reference.quantize_int4(weight))
     if kind is Kind.BFLOAT16:
-        return twins.bfloat16_product(x, weight)
+        return reference.bfloat16_product(x, weight)
     return (x.double() @ weight.double().T).float()
 
 
@@ -53,7 +54,7 @@ def magnitudes(kind: Kind, weight: torch.Tensor) -> torch.Tensor:
     """Of the terms that are summed. An int4 weight is two, which may cancel one another."""
     if kind is not Kind.INT4:
         return weight.abs()
-    packed = twins.quantize_int4(weight)
+    packed = reference.quantize_int4(weight)
     terms = (packed.whole * packed.scales[..., None]).abs() + packed.offsets.abs()[..., None]
     return terms.flatten(1)[:, : packed.inputs]
 
@@ -70,10 +71,10 @@ def multiply(products: Products, kind: Kind, x: torch.Tensor, weight: torch.Tens
 
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_equals_its_twin(products: Products, kind: Kind, shape: tuple[int, int, int]) -> None:
+def test_product_equals_its_reference(products: Products, kind: Kind, shape: tuple[int, int, int]) -> None:
     outputs, inputs, rows = shape
     weight, x = random(outputs, inputs), random(rows, inputs, seed=1)
-    found, expected = multiply(products, kind, x, weight), twin(kind, x, weight)
+    found, expected = multiply(products, kind, x, weight), expected_product(kind, x, weight)
     if kind is Kind.INT8:
         assert torch.equal(found, expected)
     # Sums of float32 in order: each addition rounds once, and no partial sum exceeds that of the magnitudes.
@@ -97,7 +98,7 @@ def test_gated_layer(products: Products, kind: Kind, activation: int) -> None:
     out = torch.zeros(9, 41)
     layer = products.pack(kind, gates, ups, bias)
     products.multiply([layer], x, [out], way=Way.GATE, activation=activation)
-    gate, up = twin(kind, x, gates) + bias[:41], twin(kind, x, ups) + bias[41:]
+    gate, up = expected_product(kind, x, gates) + bias[:41], expected_product(kind, x, ups) + bias[41:]
     torch.testing.assert_close(out, ACTIVATIONS[activation](gate) * up, rtol=1e-4, atol=1e-4)
 
 
@@ -109,7 +110,7 @@ def test_result_is_added_and_nothing_else_is_touched(products: Products, kind: K
         [products.pack(kind, weight, bias=bias)], x, [around[1:7, :37]], way=Way.ADD, factor=0.5
     )
     expected = torch.full((8, 50), 3.0)
-    expected[1:7, :37] += 0.5 * (twin(kind, x, weight) + bias)
+    expected[1:7, :37] += 0.5 * (expected_product(kind, x, weight) + bias)
     torch.testing.assert_close(around, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(around[:, 37:], expected[:, 37:])
     assert torch.equal(around[[0, 7]], expected[[0, 7]])
@@ -165,8 +166,8 @@ def test_weight_packed_in_parts_is_the_same(products: Products, kind: Kind) -> N
     assert torch.equal(whole.scales, torch.cat([part.scales for part in parts]))
 
 
-def test_rows_are_quantized_as_their_twins(products: Products) -> None:
+def test_rows_are_quantized_as_in_the_reference(products: Products) -> None:
     x = random(5, 77) * torch.tensor([[1e-20], [1.0], [1e6], [0.0], [3.0]])
     layer = products.pack(Kind.INT8, random(4, 77))
     (scales,) = products.multiply([layer], x, [torch.zeros(5, 4)]).scales
-    assert torch.equal(scales, twins.quantize_rows(x).scales)
+    assert torch.equal(scales, reference.quantize_rows(x).scales)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device.cpu.native.library import Library
+from services.engine.device.cpu.native import Library
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device.cpu.native.attention import PagedCache, Span
+from catenary_testing.native.attention import PagedCache, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def slots_of(blocks: Sequence[int], block_size: int, count: int) -> torch.Tensor
     return torch.tensor(blocks)[position // block_size] * block_size + position % block_size
 
 
-def attention_twin(
+def reference_attention(
     case: AttentionCase, *, scale: float, window: int = 0, softcap: float = 0.0, rounded: bool = False
 ) -> torch.Tensor:
     """float32 [layers, rows, heads, head_dim]: keys and values gathered by table, computed in float64.

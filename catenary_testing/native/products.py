@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from services.engine.device.cpu.native.library import Library
-from services.engine.device.cpu.structures import Linear, Operand, WeightKind
-from services.engine.device.cpu.threads import Team
+from services.engine.device.cpu import Linear, Operand, Team, WeightKind
+from services.engine.device.cpu.native import Library
 
 
 class Way(IntEnum):
