@@ -49,13 +49,6 @@ class MergedColumnParallelLinear(ShardedLinear):
         )
 
 
-class ColumnParallelLinear(MergedColumnParallelLinear):
-    """A layer whose outputs the ranks share."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool, shard: Shard) -> None:
-        super().__init__(in_features, {"whole": out_features}, bias, shard)
-
-
 class QKVParallelLinear(ShardedLinear):
     """Query, key and value in one product; ranks share heads. Several have a key head where there are few."""
 

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "head.h"
-#include "pass.h"
+#include "forward_pass.h"
 #include "rows.h"
 
 namespace catenary {
@@ -96,7 +96,7 @@ Fault Decoder::select(
   if (batch_.rows() == 0) return Fault::kNone;
   // A place may be wanted more than once.
   make_room(std::max(batch_.rows(), count), count);
-  Pass(*this, hidden, sound).run();
+  ForwardPass(*this, hidden, sound).run();
   return Fault::kNone;
 }
 
@@ -112,7 +112,7 @@ Fault Decoder::forward(int64_t places, void* hidden) {
   }
   if (batch_.rows() == 0) return Fault::kNone;
   make_room(batch_.rows(), 0);
-  Pass(*this, hidden, nullptr).run();
+  ForwardPass(*this, hidden, nullptr).run();
   return Fault::kNone;
 }
 
@@ -154,7 +154,7 @@ void Decoder::make_room(int64_t rows, int64_t selected) {
 
 void Decoder::foresee(int64_t rows) {
   for (size_t rank = 0; rank < aheads_.size(); ++rank) {
-    Ahead& ahead = aheads_[rank];
+    Prefetch& ahead = aheads_[rank];
     ahead.restart();
     if (foreseen_ == rows) continue;
     ahead.clear();

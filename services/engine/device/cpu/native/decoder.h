@@ -127,7 +127,7 @@ class Decoder {
   // Of a layer, in the order in which they are computed: qkv, output, gate_up, down.
   static constexpr int64_t kProducts = 4;
 
-  friend class Pass;
+  friend class ForwardPass;
   friend class HeadPass;
 
   Fault forward(int64_t places, void* hidden);
@@ -137,7 +137,7 @@ class Decoder {
   Operand shared_operand();
   Own& own(const Hand& hand) { return own_[static_cast<size_t>(hand.rank)]; }
   // Of all threads; null if nothing is known.
-  Ahead* aheads() { return aheads_[0].empty() ? nullptr : aheads_.data(); }
+  Prefetch* aheads() { return aheads_[0].empty() ? nullptr : aheads_.data(); }
 
   Architecture architecture_;
   Team& team_;
@@ -161,7 +161,7 @@ class Decoder {
   std::vector<Own> own_;
   Mixture mixture_;
   // What each thread will read, laid out for so many rows.
-  std::vector<Ahead> aheads_;
+  std::vector<Prefetch> aheads_;
   int64_t foreseen_ = 0;
 };
 

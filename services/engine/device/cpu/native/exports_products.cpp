@@ -4,7 +4,7 @@
 
 #include "linear.h"
 
-using catenary::Ahead;
+using catenary::Prefetch;
 using catenary::Hand;
 using catenary::Linear;
 using catenary::Operand;
@@ -24,14 +24,14 @@ struct LayersRun {
   int64_t stride;
   int64_t rows;
   // Of each thread, if it is known which panels it will read.
-  std::vector<Ahead> ahead;
+  std::vector<Prefetch> ahead;
 };
 
 void foresee_layers(LayersRun& run, int threads) {
-  std::vector<Ahead> ahead(static_cast<size_t>(threads));
+  std::vector<Prefetch> ahead(static_cast<size_t>(threads));
   for (int rank = 0; rank < threads; ++rank) {
     for (int64_t index = 0; index < run.count; ++index) {
-      Ahead& own = ahead[static_cast<size_t>(rank)];
+      Prefetch& own = ahead[static_cast<size_t>(rank)];
       if (!catenary::foresee(run.layers[index], run.rows, rank, threads, own)) return;
     }
   }

@@ -2,12 +2,12 @@
 #include <cmath>
 #include <new>
 
-#include "pass.h"
+#include "forward_pass.h"
 #include "rows.h"
 
 namespace catenary {
 
-Pass::Pass(Decoder& decoder, void* hidden, uint8_t* sound)
+ForwardPass::ForwardPass(Decoder& decoder, void* hidden, uint8_t* sound)
     : decoder_(decoder),
       team_(decoder.team_),
       sizes_(decoder.architecture_),
@@ -28,7 +28,7 @@ Pass::Pass(Decoder& decoder, void* hidden, uint8_t* sound)
   decoder.foresee(rows_);
 }
 
-Plan Pass::make_plan(const std::vector<Span>& spans) const {
+Plan ForwardPass::make_plan(const std::vector<Span>& spans) const {
   const int64_t count = static_cast<int64_t>(spans.size());
   Plan plan(plan_attention(spans.data(), count, decoder_.caches_[0], sizes_.heads, team_.size()));
   if (plan == nullptr) throw std::bad_alloc();
@@ -36,7 +36,7 @@ Plan Pass::make_plan(const std::vector<Span>& spans) const {
   return plan;
 }
 
-void Pass::run() {
+void ForwardPass::run() {
   // Where rows are selected, what is foreseen of the last layer is not what they read; nobody but time
   // depends on it.
   const Foresight foresight(team_, decoder_.aheads());
@@ -58,7 +58,7 @@ void Pass::run() {
   });
 }
 
-void Pass::embed(int64_t row) {
+void ForwardPass::embed(int64_t row) {
   const size_t index = static_cast<size_t>(row);
   const float multiplier = sizes_.embedding_multiplier;
   if (sizes_.embedding == nullptr) {
@@ -79,15 +79,15 @@ void Pass::embed(int64_t row) {
 }
 
 template <typename Make>
-Operand Pass::make_operand(const Linear& linear, Make&& make) {
+Operand ForwardPass::make_operand(const Linear& linear, Make&& make) {
   return catenary::make_operand(team_, linear, rows_, decoder_.shared_operand(), decoder_.own_, make);
 }
 
-void Pass::product(const Linear& linear, const Operand& operand, const Result& result) {
+void ForwardPass::product(const Linear& linear, const Operand& operand, const Result& result) {
   share_product(team_, linear, operand, rows_, products_++, [&](int) { return result; });
 }
 
-Operand Pass::make_normed(const Linear& linear, const float* norm) {
+Operand ForwardPass::make_normed(const Linear& linear, const float* norm) {
   return make_operand(linear, [&](int64_t row, float* scratch) {
     rms_norm(residual(row), norm, sizes_.hidden, sizes_.norm_eps, scratch);
     return scratch;
@@ -95,7 +95,7 @@ Operand Pass::make_normed(const Linear& linear, const float* norm) {
 }
 
 // Queries, keys and values of all rows; keys and values go into the cache.
-void Pass::heads(const Layer& layer, const Cache& cache) {
+void ForwardPass::heads(const Layer& layer, const Cache& cache) {
   const Operand operand = make_normed(layer.qkv, layer.attention_norm);
   product(layer.qkv, operand, {Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_});
   team_.share_runs(rows_, [&](int64_t row, const Hand&) {
@@ -105,7 +105,7 @@ void Pass::heads(const Layer& layer, const Cache& cache) {
 }
 
 // Keys and values of all rows, and queries of those that go on from here: the selected ones.
-void Pass::last_heads(const Layer& layer, const Cache& cache) {
+void ForwardPass::last_heads(const Layer& layer, const Cache& cache) {
   const int32_t queries = sizes_.heads * sizes_.head_dim, from = queries / kPanel * kPanel;
   const Linear keys_values = part_of(layer.qkv, from, layer.qkv.outputs);
   const Operand operand = make_normed(keys_values, layer.attention_norm);
@@ -126,7 +126,7 @@ void Pass::last_heads(const Layer& layer, const Cache& cache) {
 }
 
 // From here on rows are the selected ones.
-void Pass::narrow() {
+void ForwardPass::narrow() {
   const float* all = residual_;
   rows_ = static_cast<int64_t>(batch_.selected.size());
   residual_ = decoder_.rows_.last_residual.floats(0);
@@ -139,7 +139,7 @@ void Pass::narrow() {
 }
 
 // Norms and rotates heads [first, end) of a row of the batch: queries, then keys.
-void Pass::turn(const Layer& layer, int64_t row, float* heads, int32_t first, int32_t end) {
+void ForwardPass::turn(const Layer& layer, int64_t row, float* heads, int32_t first, int32_t end) {
   const int32_t dim = sizes_.head_dim;
   const Rope& rope = decoder_.ropes_[static_cast<size_t>(layer.rope)];
   const float* cosines = waves(layer.rope, row);
@@ -152,14 +152,14 @@ void Pass::turn(const Layer& layer, int64_t row, float* heads, int32_t first, in
 }
 
 // Puts a row's keys and values into the cache.
-void Pass::store(const Cache& cache, int64_t row) {
+void ForwardPass::store(const Cache& cache, int64_t row) {
   const float* keys = fused(row) + int64_t{sizes_.heads} * sizes_.head_dim;
   const float* values = keys + int64_t{sizes_.kv_heads} * sizes_.head_dim;
   write_kv(cache, batch_.slots[static_cast<size_t>(row)], keys, values);
 }
 
 // Whether the cache holds finite keys and values of a row.
-bool Pass::is_sound(const Cache& cache, int64_t row, float* scratch) const {
+bool ForwardPass::is_sound(const Cache& cache, int64_t row, float* scratch) const {
   const int64_t slot = batch_.slots[static_cast<size_t>(row)];
   const int64_t width = int64_t{sizes_.kv_heads} * sizes_.head_dim;
   float nothing = 0.0f;
@@ -170,7 +170,7 @@ bool Pass::is_sound(const Cache& cache, int64_t row, float* scratch) const {
   return nothing == 0.0f;
 }
 
-void Pass::attention(const Layer& layer, const Cache& cache) {
+void ForwardPass::attention(const Layer& layer, const Cache& cache) {
   const AttentionShape shape{sizes_.heads, sizes_.scale, layer.window, sizes_.attention_softcap};
   team_.share(attention_pieces(*plan_), [&](int64_t piece, const Hand& hand) {
     void* scratch = decoder_.own(hand).attention.reserve(0);
@@ -181,7 +181,7 @@ void Pass::attention(const Layer& layer, const Cache& cache) {
   add_product(layer.output, make_operand(layer.output, mixed), layer.attention_post_norm);
 }
 
-void Pass::mlp(const Layer& layer) {
+void ForwardPass::mlp(const Layer& layer) {
   if (layer.experts != nullptr) {
     const MixtureCall call{
         layer.experts, residual_, hidden_stride_, layer.mlp_norm, layer.mlp_post_norm, sizes_.norm_eps,
@@ -195,7 +195,7 @@ void Pass::mlp(const Layer& layer) {
   add_product(layer.down, make_operand(layer.down, inner), layer.mlp_post_norm);
 }
 
-void Pass::add_product(const Linear& linear, const Operand& operand, const float* post_norm) {
+void ForwardPass::add_product(const Linear& linear, const Operand& operand, const float* post_norm) {
   const float factor = sizes_.residual_multiplier;
   if (post_norm == nullptr) {
     product(linear, operand, {Result::Way::kAdd, Activation::kNone, factor, residual_, hidden_stride_});
@@ -209,7 +209,7 @@ void Pass::add_product(const Linear& linear, const Operand& operand, const float
   });
 }
 
-void Pass::close(int64_t row, float* scratch) {
+void ForwardPass::close(int64_t row, float* scratch) {
   rms_norm(residual(row), sizes_.norm, sizes_.hidden, sizes_.norm_eps, scratch);
   const int64_t place = sound_ == nullptr ? batch_.places[static_cast<size_t>(row)] : row;
   write_row(sizes_.kind, scratch, place, sizes_.hidden, hidden_);

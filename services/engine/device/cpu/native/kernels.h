@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "activation.h"
-#include "ahead.h"
+#include "prefetch.h"
 #include "simd.h"
 #include "team.h"
 
@@ -110,7 +110,7 @@ Pieces divide(const Linear& linear, int64_t rows, int threads);
 // of its own in that; else null.
 void multiply(
     const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
-    const Result& result, Ahead* ahead);
+    const Result& result, Prefetch* ahead);
 
 // Bytes of `panels`, a multiple of 64, as `panels` is to be aligned.
 int64_t packed_bytes(WeightKind kind, int32_t outputs, int32_t inputs, int32_t gated);

@@ -54,7 +54,7 @@ Operand make_operand(
 
 // Adds what a thread will read of a linear layer to what it foresees. False: nobody knows, since threads
 // share panels.
-inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, Ahead& ahead) {
+inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, Prefetch& ahead) {
   const Pieces pieces = divide(linear, rows, threads);
   if (pieces.rows_each < rows) return false;
   const Run run = run_of(pieces.count, rank, threads);

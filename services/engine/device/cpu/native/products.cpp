@@ -31,7 +31,7 @@ class Block {
  public:
   Block(
       const Linear& linear, const Operand& operand, const Result& result, int64_t first_row, int64_t rows,
-      Ahead* ahead)
+      Prefetch* ahead)
       : linear_(linear),
         operand_(operand),
         result_(result),
@@ -84,7 +84,7 @@ class Block {
   Wanted wanted_with(const uint8_t* here, int64_t bytes) const {
     if (ahead_ != nullptr) {
       ahead_->reads(bytes);
-      const Ahead::Part part = ahead_->take(bytes);
+      const Prefetch::Part part = ahead_->take(bytes);
       return {part.from, part.bytes};
     }
     if (groups_ == 1) return {here + (rows_ <= kNearRows ? kNearBytes : kFarBytes), bytes};
@@ -96,7 +96,7 @@ class Block {
   const Result& result_;
   const TileFunctions functions_;
   const int64_t first_row_, rows_, groups_, size_;
-  Ahead* const ahead_;
+  Prefetch* const ahead_;
   const TileFunction* const add_;
   alignas(64) uint8_t sums_[2][kBlockRows * kTileBytes];
 };
@@ -125,7 +125,7 @@ Pieces divide(const Linear& linear, int64_t rows, int threads) {
 
 void multiply(
     const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
-    const Result& result, Ahead* ahead) {
+    const Result& result, Prefetch* ahead) {
   // Pieces that follow one another have the same panels and other rows of a band: both then stay near.
   const int64_t blocks = pieces.blocks_each;
   const int64_t of_band = ceiling(linear.panel_count(), pieces.panels_each) * blocks;

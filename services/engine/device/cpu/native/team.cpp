@@ -13,7 +13,7 @@ namespace {
 // run.
 constexpr int kSpins = 400;
 // Bytes that are asked for between two looks.
-constexpr int64_t kAsked = 4 * Ahead::kLine;
+constexpr int64_t kAsked = 4 * Prefetch::kLine;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -85,7 +85,7 @@ void Team::wait_for_all(uint64_t share) {
 }
 
 void Team::wait_for(Seat& seat, uint64_t share) {
-  Ahead* ahead = ahead_of(0);
+  Prefetch* ahead = ahead_of(0);
   // The first look is ordered after the closing, see serve().
   if (seat.share.load(std::memory_order_seq_cst) != share) return;
   for (int spin = 0; spin < kSpins; ++spin) {
@@ -98,16 +98,16 @@ void Team::wait_for(Seat& seat, uint64_t share) {
 void Team::serve(int rank, int cpu) {
   if (cpu >= 0) bind(cpu);
   Seat& seat = seats_[static_cast<size_t>(rank)];
-  Ahead::Part wanted{};
+  Prefetch::Part wanted{};
   for (uint64_t share = 0; (share = next_share(share, wanted)) != kClosing;) {
     seat.share.store(share, std::memory_order_seq_cst);
     // Sequentially consistent: either this sees that the share was closed, or its caller that somebody sits
     // in it.
     if (share_.load(std::memory_order_seq_cst) == share) {
-      Ahead* ahead = ahead_of(rank);
+      Prefetch* ahead = ahead_of(rank);
       if (ahead != nullptr) ahead->asked(wanted);
       part_(*this, rank);
-      wanted = ahead == nullptr ? Ahead::Part{} : ahead->next(Ahead::kMost);
+      wanted = ahead == nullptr ? Prefetch::Part{} : ahead->next(Prefetch::kMost);
     }
     seat.share.store(share + 1, std::memory_order_seq_cst);
     seat.left.ring();
@@ -117,7 +117,7 @@ void Team::serve(int rank, int cpu) {
 // Waits for a share that is open and not the last one, asking for what is wanted meanwhile. Spins shortly: a
 // forward has hundreds of shares, each a microsecond apart from the one before, and a thread that sleeps
 // takes fifty to wake up.
-uint64_t Team::next_share(uint64_t last, Ahead::Part& wanted) {
+uint64_t Team::next_share(uint64_t last, Prefetch::Part& wanted) {
   const auto is_next = [last](uint64_t share) { return is_open(share) && share != last; };
   int64_t asked = 0;
   uint64_t share = 0;
@@ -125,7 +125,7 @@ uint64_t Team::next_share(uint64_t last, Ahead::Part& wanted) {
     share = share_.load(std::memory_order_acquire);
     const int64_t bytes = std::min(kAsked, wanted.bytes - asked);
     if (bytes > 0) {
-      Ahead::ask({wanted.from + asked, bytes, wanted.once});
+      Prefetch::ask({wanted.from + asked, bytes, wanted.once});
       asked += bytes;
     } else {
       pause();

@@ -22,7 +22,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "doorbell.h"
 
 namespace catenary {
@@ -44,7 +44,7 @@ struct Hand {
   int rank;
   bool first;
   bool own;
-  Ahead* ahead;
+  Prefetch* ahead;
 };
 
 class Team {
@@ -108,8 +108,8 @@ class Team {
   void wait_for(Seat& seat, uint64_t share);
   void serve(int rank, int cpu);
   void dismiss();
-  uint64_t next_share(uint64_t last, Ahead::Part& wanted);
-  Ahead* ahead_of(int rank) { return aheads_ == nullptr ? nullptr : aheads_ + rank; }
+  uint64_t next_share(uint64_t last, Prefetch::Part& wanted);
+  Prefetch* ahead_of(int rank) { return aheads_ == nullptr ? nullptr : aheads_ + rank; }
 
   const int size_;
   const std::unique_ptr<Seat[]> seats_;
@@ -118,7 +118,7 @@ class Team {
   Part part_ = nullptr;
   const void* work_ = nullptr;
   int64_t count_ = 0;
-  Ahead* aheads_ = nullptr;
+  Prefetch* aheads_ = nullptr;
   alignas(64) Doorbell opened_;
   std::vector<std::thread> threads_;
 };
@@ -127,7 +127,7 @@ class Team {
 // Null: nothing is known.
 class Foresight {
  public:
-  Foresight(Team& team, Ahead* aheads) : team_(team) { team.aheads_ = aheads; }
+  Foresight(Team& team, Prefetch* aheads) : team_(team) { team.aheads_ = aheads; }
   ~Foresight() { team_.aheads_ = nullptr; }
   Foresight(const Foresight&) = delete;
   Foresight& operator=(const Foresight&) = delete;

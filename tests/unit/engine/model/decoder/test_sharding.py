@@ -13,7 +13,6 @@ from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
 from services.engine.model.decoder.layers import (
-    ColumnParallelLinear,
     ExpertMlp,
     GatedMlp,
     MergedColumnParallelLinear,
@@ -135,7 +134,7 @@ def test_the_shard_reduces_row_parallel_results() -> None:
 
 def test_uneven_splits_are_refused() -> None:
     with pytest.raises(ModelError, match=r"size of whole \(10\) cannot be split over 4 ranks"):
-        ColumnParallelLinear(HIDDEN, 10, False, Shard(0, 4))
+        MergedColumnParallelLinear(HIDDEN, {"whole": 10}, False, Shard(0, 4))
     with pytest.raises(ModelError, match="number of ranks"):
         QKVParallelLinear(HIDDEN, 6, 2, 4, False, Shard(0, 3))
     with pytest.raises(ModelError, match="size of an expert"):

@@ -10,7 +10,7 @@
 namespace catenary {
 
 // In lines of its own: every thread writes to what it foresees.
-class alignas(64) Ahead {
+class alignas(64) Prefetch {
  public:
   // What memory may be asked for before it is read: a part of a second-level cache, or of a first-level one.
   static constexpr int64_t kMost = 128 << 10, kMostOnce = 24 << 10;

@@ -17,10 +17,10 @@ struct FreePlan {
 
 using Plan = std::unique_ptr<AttentionPlan, FreePlan>;
 
-class Pass {
+class ForwardPass {
  public:
   // hidden: see Decoder::prefill; if there is `sound`, both: see Decoder::select.
-  Pass(Decoder& decoder, void* hidden, uint8_t* sound);
+  ForwardPass(Decoder& decoder, void* hidden, uint8_t* sound);
 
   void run();
 
