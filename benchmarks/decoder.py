@@ -18,7 +18,7 @@ import torch
 
 from services.engine.device import CpuSettings, KernelChoice, Quantization, open_device
 from services.engine.model import prepare_model
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 
 # What runs a model: the backend, and how the device computes it.

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 
 TEXT = Path(__file__).parent.parent / "tests" / "data" / "prose.txt"

@@ -12,7 +12,7 @@ import transformers
 
 from services.engine.device import CpuDevice, CpuSettings, KernelChoice
 from services.engine.model.decoder import Decoder, DecoderModel, DecoderSpec, RopeSpec
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from tests.support.torch_engine import VOCAB, Output
 
 BLOCK = 8

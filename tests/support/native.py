@@ -12,7 +12,7 @@ import torch
 
 from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model.decoder import NativeDecoderModel
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 
 BLOCK = 8
 

@@ -42,7 +42,7 @@ from services.engine.model import (
 )
 from services.engine.model.facts import why_not_longer
 from services.engine.model.hf_config import check_weights_fit
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.options import EngineOptions

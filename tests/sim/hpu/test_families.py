@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.device import CpuDevice, sim
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from tests.sim.conftest import NewCard
 from tests.support import decoder_models, torch_families

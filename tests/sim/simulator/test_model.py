@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Memory
 from services.engine.device.cpu.device import CpuMemory
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from tests.sim.conftest import NewCard
 from tests.support.torch_engine import save_tiny_model

@@ -14,7 +14,7 @@ from services.engine.device import Device
 from services.engine.model.checks import ModelError, check_directory
 from services.engine.model.decoder import UnsupportedByDecoder
 from services.engine.model.facts import ENCODERS, Task, has_class_head, read_facts
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.encoder import encoder_length, load_encoder
 from services.engine.model.pooling.pooler import DecoderPooler, Pooler

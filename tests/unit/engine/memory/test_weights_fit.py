@@ -15,7 +15,7 @@ from services.engine.device.cpu.native import BuildError
 from services.engine.memory import InsufficientMemory
 from services.engine.model import read_config
 from services.engine.model.hf_config import check_weights_fit
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from tests.support.torch_engine import save_tiny_model
 
 GIB = 2**30

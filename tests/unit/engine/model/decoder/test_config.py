@@ -13,7 +13,7 @@ import transformers
 from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import UnsupportedByDecoder, spec_from_config
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from tests.support.decoder_models import expected_logits, open_decoder, prompt_logits, reference, save_family
 
 PROMPT = list(range(3, 60))

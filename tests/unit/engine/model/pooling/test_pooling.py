@@ -14,7 +14,7 @@ import transformers
 
 from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import ModelError
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.pooling import (
     Embedder,
     EmbedError,

@@ -14,7 +14,7 @@ from services.engine.core.errors import StartError
 from services.engine.core.process import start_engine
 from services.engine.device import CpuDevice
 from services.engine.model import ModelError
-from services.engine.model.opening import open_model
+from services.engine.model.open_model import open_model
 from services.engine.model.transformers_backend import load_model
 from services.engine.model.transformers_backend.experts import grouped_product
 from services.engine.model.transformers_backend.paged_model import DynamicShape, refuse_dynamic_shapes
