@@ -37,8 +37,7 @@ from services.engine.link import (
     SubmitSequence,
 )
 from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame
-from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs
-from services.engine.model.paged import PagedModel
+from services.engine.model.paged import DecodeInputs, LayerCache, LayerSpec, PagedModel, PrefillInputs
 from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.tracing import StepTracer

@@ -125,7 +125,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="view-update",
         reason="4.2: a graph cannot update what is older than its capture through a view",
-        file="services/engine/model/attention.py",
+        file="services/engine/model/paged.py",
         old="            tensor.index_fill_(0, slots, 0)",
         new="            tensor.view(-1, block_size, *tensor.shape[1:]).index_fill_(0, blocks, 0)",
         test=f"{_TRAPS}::test_blocks_are_cleared_and_copied_in_a_graph",

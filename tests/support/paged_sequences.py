@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.engine.device import Device
-from services.engine.model.attention import (
+from services.engine.model.paged import (
     AttentionFeatures,
     DecodeInputs,
     LayerCache,

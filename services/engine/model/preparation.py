@@ -21,7 +21,6 @@ from catenary.runtime import module_command
 from services.engine.model.checks import ModelError, check_directory, read_config, read_config_file
 from services.engine.model.facts import read_facts
 from services.engine.model.gguf_file import check_gguf, read_gguf_config
-from services.engine.model.modelscope import fetch, known_directory
 from services.engine.model.sources import (
     HUB_FILES,
     ModelSource,
@@ -29,7 +28,9 @@ from services.engine.model.sources import (
     download,
     download_config,
     expanded,
+    fetch,
     hub_is_offline,
+    known_directory,
     resolve_source,
 )
 

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
 from services.engine.device.sim.card import acquire
 from services.engine.device.sim.graphs import wrap
-from services.engine.model.attention import LayerCache, LayerSpec
+from services.engine.model.paged import LayerCache, LayerSpec
 from services.engine.sampling.draw import ComparingSearch, draw_wide, largest
 from services.engine.sampling.inputs import Filters
 

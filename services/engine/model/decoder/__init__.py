@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from services.engine.model.decoder.config import spec_from_config
-from services.engine.model.decoder.decoder import Decoder, DecoderModel
-from services.engine.model.decoder.native import NativeDecoderModel
+from services.engine.model.decoder.decoder import Decoder, DecoderModel, NativeDecoderModel
 from services.engine.model.decoder.load_decoder import CLASSES, load_decoder
 from services.engine.model.decoder.spec import (
     DecoderSpec,

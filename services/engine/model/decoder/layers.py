@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from services.engine.device import ACTIVATIONS, NO_FEATURES, AttentionFeatures, Kernels
-from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, attend
 from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
 from services.engine.model.loading import Part
+from services.engine.model.paged import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, attend
 
 
 class ShardedLinear(nn.Module):

@@ -13,8 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from services.engine.device import Device, DeviceError
 from services.engine.model.checks import ModelError, check_directory
 from services.engine.model.decoder.config import FAMILIES, spec_from_config
-from services.engine.model.decoder.decoder import Decoder, DecoderModel
-from services.engine.model.decoder.native import NativeDecoderModel, native_spec
+from services.engine.model.decoder.decoder import Decoder, DecoderModel, NativeDecoderModel, native_spec
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.facts import has_class_head
 from services.engine.model.hf_config import (

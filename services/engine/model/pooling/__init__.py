@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.engine.model.pooling.embedder import Embedder, EmbedError, open_embedder
-from services.engine.model.pooling.settings import (
+from services.engine.model.pooling.pooler import (
     Dimensions,
     EmbedShapes,
     Pooling,

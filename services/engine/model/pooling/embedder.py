@@ -17,20 +17,21 @@ from services.engine.model.facts import ENCODERS, Task, has_class_head, read_fac
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.encoder import encoder_length, load_encoder
-from services.engine.model.pooling.pooler import DecoderPooler, Pooler
+from services.engine.model.pooling.pooler import (
+    Activation,
+    DecoderPooler,
+    EmbedShapes,
+    Pooler,
+    Pooling,
+    PoolingSettings,
+    read_pooling,
+)
 from services.engine.model.pooling.scoring import (
     YesNoPooler,
     add_class_head,
     check_class_head,
     load_headed,
     yes_and_no,
-)
-from services.engine.model.pooling.settings import (
-    Activation,
-    EmbedShapes,
-    Pooling,
-    PoolingSettings,
-    read_pooling,
 )
 
 _DEFAULT_LENGTH = 4096

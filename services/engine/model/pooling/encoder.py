@@ -16,8 +16,7 @@ from services.engine.device import Device, DeviceError, Kernels, NativeLinear, N
 from services.engine.model.checks import ModelError
 from services.engine.model.facts import ENCODERS
 from services.engine.model.hf_config import first_line
-from services.engine.model.pooling.pooler import Pooler, add_states, finish
-from services.engine.model.pooling.settings import PoolingSettings
+from services.engine.model.pooling.pooler import Pooler, PoolingSettings, add_states, finish
 from services.engine.model.transformers_backend import load_module
 
 

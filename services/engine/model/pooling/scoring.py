@@ -17,8 +17,7 @@ from services.engine.model.hf_config import own_architecture
 from services.engine.model.loading import Checkpoint
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.encoder import EncoderModel, load_body
-from services.engine.model.pooling.pooler import DecoderPooler, Pooler
-from services.engine.model.pooling.settings import Activation
+from services.engine.model.pooling.pooler import Activation, DecoderPooler, Pooler
 
 # Where sentence-transformers keeps what a cross-encoder's logits go through, now and before.
 _ACTIVATIONS = {

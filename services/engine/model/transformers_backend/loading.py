@@ -1,17 +1,24 @@
-"""Load a checked model directory with transformers, if its architecture can be served."""
+"""Load a checked model directory with transformers, probe it, and drive it as the runner does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from services.engine.device import Device, DeviceError
+from services.engine.device import Device, DeviceError, Execution
 from services.engine.model.checks import ModelError, check_directory, read_config
 from services.engine.model.hf_config import (
     check_weights_fit,
@@ -20,9 +27,241 @@ from services.engine.model.hf_config import (
     load_config,
     own_architecture,
 )
-from services.engine.model.transformers_backend.attention import IMPLEMENTATION
-from services.engine.model.transformers_backend.experts import use_static_experts
-from services.engine.model.transformers_backend.paged_model import TransformersModel
+from services.engine.model.paged import DecodeInputs, LayerCache, PagedModel, PrefillInputs
+from services.engine.model.transformers_backend.modules import (
+    IMPLEMENTATION,
+    Probe,
+    UnsupportedAttention,
+    attach_cache,
+    use_static_experts,
+)
+
+
+@dataclass
+class BodyOutput(MoeModelOutputWithPast):
+    """What heads read of a body's output, or pass on. All but the hidden states is None."""
+
+    cross_attentions: tuple[torch.Tensor, ...] | None = None
+
+
+class HiddenStates(nn.Module):
+    """Stands in for a model's body: it returns the hidden states that it is given as embeddings.
+
+    So a causal model's own forward, with this in its body's place, is its head: the projection and whatever
+    else the architecture does to the logits.
+    """
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> BodyOutput:
+        """inputs_embeds [1, R, H] is the body's last hidden state. Everything else is ignored."""
+        return BodyOutput(last_hidden_state=inputs_embeds)
+
+
+def take_body(model: Any) -> Any:
+    """Takes the decoder stack out of `model`, which becomes its head. Returns the stack."""
+    body = model.get_decoder()
+    path = next(name for name, module in model.named_modules() if module is body)
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, HiddenStates())
+    return body
+
+
+def head_logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """hidden [R, H] -> logits [R, vocab] by a model whose body was taken."""
+    logits: torch.Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+    return logits[0]
+
+
+_DYNAMIC = frozenset({"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive"})
+_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+
+
+class DynamicShape(Exception):
+    """A forward with an operation whose shape depends on data. The text is the operation's name."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in _INDEXED and any(
+            isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        # With a condition alone it lists where that holds.
+        listed = name == "where" and len(args) == 1
+        if name in _DYNAMIC or listed or by_mask:
+            raise DynamicShape("an index by a mask" if by_mask else name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def refuse_dynamic_shapes() -> Iterator[None]:
+    """Within it, such an operation raises DynamicShape."""
+    watch: Any = _Watch
+    with watch():
+        yield
+
+
+_TOKENS = 4
+
+
+def unsupported(model: Any, reason: str) -> ModelError:
+    """The error for an architecture that cannot be served."""
+    return ModelError(f"architecture {type(model).__name__} is not supported: {reason}")
+
+
+def probe_tokens(device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few tokens and their positions, on the device."""
+    tokens = torch.zeros(_TOKENS, dtype=torch.int64, device=device.torch_device)
+    return tokens, torch.arange(_TOKENS, device=device.torch_device)
+
+
+@torch.inference_mode()
+def probe_model(model: Any, device: Device) -> tuple[Probe, torch.Tensor]:
+    """Runs the whole model on `probe_tokens`. Returns what its layers are, and its logits.
+
+    Raises ModelError for attention that is not implemented, is not paged or hides its window, and for shapes
+    that depend on data.
+    """
+    probe = Probe(device.kernels)
+    tokens, positions = probe_tokens(device)
+    try:
+        with refuse_dynamic_shapes():
+            output = model(
+                input_ids=tokens.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                paged=probe,
+            )
+    except UnsupportedAttention as error:
+        raise unsupported(model, f"it needs {error}") from None
+    except DynamicShape as error:
+        raise unsupported(model, f"the shapes of its tensors depend on data ({error})") from None
+    logits: torch.Tensor = output.logits[0]
+    config = model.config.get_text_config()
+    found, count = len(probe.layers), config.num_hidden_layers
+    if found != count or logits.shape[0] != _TOKENS:
+        raise unsupported(model, f"{found} of its {count} layers have attention that can be paged")
+    hidden = _hidden_window(probe, config)
+    if hidden is not None:
+        raise unsupported(model, f"layer {hidden} hides its sliding window")
+    return probe, logits
+
+
+def _hidden_window(probe: Probe, config: Any) -> int | None:
+    """A layer whose window the config names and the attention is not told: it is put into a mask there."""
+    windows = [probe.layers[index].window for index in sorted(probe.layers)]
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        # A class that does not know the key leaves it as it is, unused.
+        known = hasattr(type(config), "sliding_window")
+        used = known and config.sliding_window and getattr(config, "use_sliding_window", True)
+        return 0 if used and not any(windows) else None
+    pairs = zip(types, windows, strict=True)
+    return next(
+        (
+            index
+            for index, (kind, window) in enumerate(pairs)
+            if kind == "sliding_attention" and window is None
+        ),
+        None,
+    )
+
+
+class TransformersModel(PagedModel):
+    """Wraps a loaded causal language model whose attention implementation is ours.
+
+    Batches are passed flattened to one row, [1, T]. Raises ModelError for what cannot be served so.
+    """
+
+    backend = "transformers"
+
+    def __init__(self, model: Any, device: Device, dtype: torch.dtype) -> None:
+        super().__init__(device)
+        self.dtype = dtype
+        self._weight_bytes = _weight_bytes(model)
+        probe, whole = probe_model(model, device)
+        self._body, self._head = take_body(model), model
+        self.hidden_size = self._check_split(whole)
+        self.vocab_size = int(whole.shape[-1])
+        self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
+        self._modules = [probe.modules[index] for index in sorted(probe.modules)]
+        for index, layer in enumerate(self._layer_modules()):
+            layer.register_forward_hook(partial(_layer_done, device.execution, index))
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self._head,)
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def compile_parts(self, *, norms_and_head: bool) -> None:
+        # Which of its other modules make the final norm and the head is the architecture's own affair.
+        for module in self._layer_modules():
+            module.forward = self.device.execution.compile(module.forward)
+
+    def compile_whole(self) -> None:
+        self._body.forward = self.device.execution.compile(self._body.forward)
+
+    def _layer_modules(self) -> list[Any]:
+        attentions = {id(module) for module in self._modules}
+        return [
+            module
+            for module in self._body.modules()
+            if any(id(child) in attentions for child in module.children())
+        ]
+
+    def _attach(self, caches: Sequence[LayerCache]) -> None:
+        for module, cache in zip(self._modules, caches, strict=True):
+            attach_cache(module, cache)
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
+    ) -> torch.Tensor:
+        return _hidden(self._body, tokens, positions, inputs)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head_logits(self._head, hidden)
+
+    @torch.inference_mode()
+    def _check_split(self, whole: torch.Tensor) -> int:
+        """Body and head, one after the other, must give what the whole model gave.
+
+        Returns the hidden size.
+        """
+        hidden = _hidden(self._body, *probe_tokens(self.device), Probe(self.device.kernels))
+        try:
+            split = self.logits(hidden)
+        except Exception as error:
+            raise unsupported(self._head, f"its head does not run alone: {first_line(error)}") from None
+        if split.shape != whole.shape or not torch.allclose(split, whole, rtol=1e-3, equal_nan=True):
+            raise unsupported(self._head, "its head is not a function of hidden states")
+        return int(hidden.shape[-1])
+
+
+def _hidden(
+    body: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    inputs: PrefillInputs | DecodeInputs | Probe,
+) -> torch.Tensor:
+    output = body(
+        input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, paged=inputs
+    )
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden[0]
+
+
+def _layer_done(execution: Execution, index: int, *call: object) -> None:
+    execution.layer_done(index)
+
+
+def _weight_bytes(model: Any) -> int:
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
 
 # By model type, what to use instead of checkpoints that bring their own code.
 _INSTEAD = {

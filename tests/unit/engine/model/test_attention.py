@@ -10,9 +10,9 @@ import torch
 
 from services.engine.device import AttentionFeatures, CpuDevice
 from services.engine.device import attention as explicit_module
-from services.engine.model.attention import PrefillInputs, attend
+from services.engine.model.paged import PrefillInputs, attend
 from services.engine.model.transformers_backend import UnsupportedAttention
-from services.engine.model.transformers_backend.attention import paged_attention
+from services.engine.model.transformers_backend.modules import paged_attention
 from tests.support.paged_sequences import SCALE, Heads, Sequences
 
 BLOCK = 4

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.model import ModelError, find_config, modelscope, prepare_model, resolve_source
+from services.engine.model import ModelError, find_config, prepare_model, resolve_source, sources
 from services.engine.model.sources import SourceKind
 from tests.support.hub import Hub, serving, tiny_files
 from tests.support.service_process import clean_environment
@@ -24,7 +24,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "scope"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(modelscope, "_RETRY_S", 0.0)
+    monkeypatch.setattr(sources, "_RETRY_S", 0.0)
     with serving(Hub(tiny_files())) as served:
         monkeypatch.setenv("MODELSCOPE_DOMAIN", served.url)
         yield served

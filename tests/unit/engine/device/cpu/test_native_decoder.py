@@ -233,7 +233,7 @@ def test_compiled_models_are_torchs(llama: Path) -> None:
 
 
 def open_decoder_spec(directory: Path) -> Any:
-    from services.engine.model.decoder.native import native_spec
+    from services.engine.model.decoder.decoder import native_spec
 
     return native_spec(open_decoder(directory).decoder, torch.float32, lambda prefix: None)
 

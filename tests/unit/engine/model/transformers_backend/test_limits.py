@@ -16,8 +16,8 @@ from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.open_model import open_model
 from services.engine.model.transformers_backend import load_model
-from services.engine.model.transformers_backend.experts import grouped_product
-from services.engine.model.transformers_backend.paged_model import DynamicShape, refuse_dynamic_shapes
+from services.engine.model.transformers_backend.loading import DynamicShape, refuse_dynamic_shapes
+from services.engine.model.transformers_backend.modules import grouped_product
 from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 from tests.support.torch_families import DIRECT, FAMILIES, reference, save_family
 

@@ -1,22 +1,133 @@
-"""Mixtures of experts of transformers, computed in static shapes.
+"""Our paged attention and our experts, registered as implementations of transformers.
 
-transformers' own loop over the experts that were hit has shapes that follow from the router's choice: each
-would be a graph of its own. Here only the number of tokens counts.
+A model calls the attention once per layer with the new tokens' query, key and value; the batch's inputs come
+as the keyword `paged`. Experts run in static shapes: transformers' own loop over the experts that were hit
+has shapes that follow from the router's choice, each of which would be a graph of its own. Here only the
+number of tokens counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
-from services.engine.device import Kernels, grouped_mm, plain_grouped_mm
+from services.engine.device import NO_FEATURES, AttentionFeatures, Kernels, grouped_mm, plain_grouped_mm
+from services.engine.model.paged import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, Window, attend
 
-IMPLEMENTATION = "catenary_static"
+IMPLEMENTATION = "catenary_paged"
+
+_LAYER = "catenary_layer"
+# Keywords that reach an attention function and ask nothing of it.
+_NEUTRAL = frozenset(
+    {
+        "cache_position",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class UnsupportedAttention(Exception):
+    """A layer asks for attention that is not implemented here; serving it would give wrong tokens."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """Stands in for the inputs in the dummy forward at start: it learns what the layers are."""
+
+    kernels: Kernels
+    layers: dict[int, LayerSpec] = field(default_factory=dict)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+
+    def meet(self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, window: Window) -> None:
+        """Records one layer. Raises UnsupportedAttention if it has no index of its own."""
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int) or index in self.layers:
+            raise UnsupportedAttention("a layer with more than one attention, or none of its own")
+        self.layers[index] = LayerSpec(key.shape[1], key.shape[3], value.shape[3], window)
+        self.modules[index] = module
+
+
+def attach_cache(module: nn.Module, cache: LayerCache) -> None:
+    """Gives a layer its cache: on the module, since an index into a list would be a constant of a graph."""
+    setattr(module, _LAYER, cache)
+
+
+def cache_of(module: nn.Module) -> LayerCache:
+    """The cache that `attach_cache` gave the layer."""
+    cache: LayerCache = getattr(module, _LAYER)
+    return cache
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: Window = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    paged: PrefillInputs | DecodeInputs | Probe | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, T, d], key and value [1, kv_heads, T, d | dv] -> [1, T, heads, dv].
+
+    The batch is flattened: T is rows times tokens per row. Raises UnsupportedAttention for anything asked
+    that is not done here, since an ignored option would give wrong tokens in silence.
+    """
+    _refuse_unknown(attention_mask, dropout, is_causal, others)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    features = (
+        AttentionFeatures(softcap=softcap, sinks=s_aux) if softcap or s_aux is not None else NO_FEATURES
+    )
+    if isinstance(paged, Probe):
+        paged.meet(module, key, value, sliding_window)
+        out = paged.kernels.attend_prefill(query, key, value, None, scale, features)
+        return out.transpose(1, 2), None
+    if paged is None:
+        raise UnsupportedAttention("a forward without the engine's inputs")
+    rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    layer = cache_of(module)
+    out = attend(layer, rows, keys, values, paged, window=sliding_window, scale=scale, features=features)
+    return out.unsqueeze(0), None
+
+
+def _refuse_unknown(
+    mask: torch.Tensor | None, dropout: float, is_causal: bool | None, others: dict[str, Any]
+) -> None:
+    if mask is not None:
+        raise UnsupportedAttention("a mask of its own")
+    if dropout:
+        raise UnsupportedAttention("dropout")
+    if is_causal is False:
+        raise UnsupportedAttention("attention that is not causal")
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _NEUTRAL)
+    if unknown:
+        raise UnsupportedAttention(f"attention with {', '.join(unknown)}")
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+_STATIC_EXPERTS = "catenary_static"
 
 _KERNELS = "catenary_kernels"
 
@@ -27,7 +138,7 @@ _ALIGNMENT = 16
 def use_static_experts(model: Any, kernels: Kernels) -> None:
     """Makes a loaded model's experts run in static shapes; models without experts stay as they are."""
     if model._can_set_experts_implementation():
-        model.set_experts_implementation(IMPLEMENTATION)
+        model.set_experts_implementation(_STATIC_EXPERTS)
     for module in model.modules():
         # Not one of those that transformers lets choose their implementation.
         dbrx = type(module).__name__ == "DbrxExperts"
@@ -179,4 +290,4 @@ def grouped_product(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor
     return grouped_mm(rows, weight, ends)
 
 
-ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, static_experts)
+ALL_EXPERTS_FUNCTIONS.register(_STATIC_EXPERTS, static_experts)
