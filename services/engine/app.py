@@ -168,7 +168,7 @@ class EngineApp:
         self.frontend.routers.close("the engine is shutting down")
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
-                await self.frontend.routers.nobody()
+                await self.frontend.routers.all_left()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -297,7 +297,7 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 def _served_model_name(config: EngineConfig, double: CoreDouble | None) -> str:
-    """The name that requests use. Raises ConfigError where the option `model` names nothing."""
+    """Return the name that requests use. Raises ConfigError where the option `model` names nothing."""
     if double is not None:
         return config.served_model_name or double.name
     try:

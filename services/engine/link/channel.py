@@ -1,6 +1,6 @@
 """The two ends of the link: blocking for the core, asyncio for the servicer.
 
-Neither end can make the other wait forever: the core's end goes on reading while its send is held up, and the
+Neither end can make the other wait forever: the core's end keeps reading while its send is held up, and the
 servicer's end reads in a task of its own.
 """
 

@@ -1,4 +1,4 @@
-"""What the servicer and the core say to each other: one tagged msgpack array per message.
+"""Messages between servicer and core: one tagged msgpack array each.
 
 Both processes are started from the same files, so the format needs no versions. Token ids, counts and keys
 are plain ints. A key names a sequence on this link; the servicer chooses it and never uses it twice while the
@@ -22,7 +22,7 @@ from services.engine.domain import (
 
 
 class FollowKv(Struct, frozen=True, array_like=True, tag="follow_kv"):
-    """Somebody wants to know: the core sends its contents, and from then on, as long as it lives, changes."""
+    """A request to send the contents of the prefix cache, and all changes from then on."""
 
 
 class KvContents(Struct, frozen=True, array_like=True, tag="kv_contents"):
@@ -37,8 +37,8 @@ class KvContents(Struct, frozen=True, array_like=True, tag="kv_contents"):
 
 
 class KvChanges(Struct, frozen=True, array_like=True, tag="kv"):
-    """What came of the changes since the last message: first all blocks are given up if `cleared`, then
-    `removed` can be hit no more, and `stored` can. No name is in both."""
+    """Net changes since the last message: first all blocks are dropped if `cleared`, then `removed` are
+    dropped and `stored` added. No name is in both."""
 
     cleared: bool
     removed: bytes
@@ -144,7 +144,7 @@ class StopCore(Struct, frozen=True, array_like=True, tag="stop"):
 
 
 class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
-    """What a starting core is doing; `fraction` is 0..1 of the whole start, None if it cannot be told."""
+    """Progress of a start; `fraction` is 0..1 of the whole start, None if it cannot be told."""
 
     activity: str
     fraction: float | None = None
@@ -175,7 +175,7 @@ class ModelFacts(Struct, frozen=True, array_like=True):
 
 
 class CapacityFacts(Struct, frozen=True, array_like=True):
-    """What the engine holds. A sequence is refused beyond max_running + max_waiting live ones."""
+    """Capacity of the engine. More than max_running + max_waiting live sequences are refused."""
 
     block_size: int
     total_blocks: int
@@ -197,10 +197,8 @@ class CoreReady(Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class PhaseLoad(Struct, frozen=True, array_like=True):
-    """What the forwards of a phase computed since the core's start: real work, and padding beside it.
-
-    A decode's tokens are its rows; blocks are those of the context.
-    """
+    """Work of a phase's forwards since the core's start: real work, and padding apart. A decode's tokens are
+    its rows; blocks are those of the context."""
 
     tokens: int = 0
     padding_tokens: int = 0
@@ -209,11 +207,9 @@ class PhaseLoad(Struct, frozen=True, array_like=True):
 
 
 class GraphLoad(Struct, frozen=True, array_like=True):
-    """State of the static shapes. `first_seen` counts those that serving met and warm-up did not.
-
-    `warm` of `to_warm` shapes are visited by a warm-up that goes on beside serving, or is over. `device`:
-    what the device counts, by name.
-    """
+    """State of the static shapes. `first_seen` counts those that serving met and warm-up did not. `warm` of
+    `to_warm` shapes are visited by a warm-up that is over, or runs while the engine serves. `device`: counts
+    of the device, by name."""
 
     captured: int = 0
     first_seen: int = 0
@@ -239,11 +235,8 @@ class ConstraintLoad(Struct, frozen=True, array_like=True):
 
 
 class CoreLoad(Struct, frozen=True, array_like=True):
-    """The core's load after a step.
-
-    Since its start count `steps`, `generated_tokens`, the tokens of prompts that were started and those of
-    them whose KV was there, and the sequences that gave way to others.
-    """
+    """The core's load after a step. Counted since its start: `steps`, `generated_tokens`, tokens of prompts
+    that were started, those of them whose KV was cached, and preemptions."""
 
     running: int = 0
     waiting: int = 0
@@ -260,8 +253,8 @@ class CoreLoad(Struct, frozen=True, array_like=True):
 
 
 class HypothesisRow(Struct, frozen=True, array_like=True):
-    """A finished beam, `reason` STOP or LENGTH. The columns of log probabilities, as those of StepColumns for
-    all its tokens, are None if nobody asked."""
+    """A finished beam, `reason` STOP or LENGTH. The columns of log probabilities are as those of StepColumns,
+    for all its tokens; None if none were asked for."""
 
     token_ids: list[int]
     score: float

@@ -63,7 +63,7 @@ class SequenceLimits:
 def resolve_sampling(
     spec: common_pb2.SequenceSpec, model: ModelFacts, limits: SequenceLimits
 ) -> SamplingOptions:
-    """The sequence's sampling options. Draws a seed if it has none. Raises Inadmissible."""
+    """Return the sequence's sampling options. Draws a seed if it has none. Raises Inadmissible."""
     given, response = spec.sampling, spec.response
     return SamplingOptions(
         temperature=_temperature(given, model),
@@ -86,7 +86,7 @@ def resolve_sampling(
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
-    """Raises Inadmissible for an id that is not below the vocabulary's size, the width of the logits."""
+    """Raise Inadmissible for an id that is not below the vocabulary's size, the width of the logits."""
     if max(ids, default=0) >= vocab_size:
         raise Inadmissible(f"A token id in {param} is not below the vocabulary size, {vocab_size}.", param)
 
@@ -108,7 +108,7 @@ def _top_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
 
 
 def _top_k(given: common_pb2.SamplingParams, model: ModelFacts) -> int:
-    """Number of best tokens to keep; 0 is off."""
+    """Return the number of best tokens to keep; 0 is off."""
     if not given.HasField("top_k"):
         return max(0, model.default_top_k or 0)
     if given.top_k not in TOP_K:
@@ -187,7 +187,7 @@ def _allowed_token_ids(given: common_pb2.SamplingParams, model: ModelFacts) -> t
 
 
 def _alternatives(response: common_pb2.ResponseOptions, name: str) -> int:
-    """How many alternatives to report; -1: nothing at all."""
+    """Return the number of alternatives to report; -1: no log probabilities at all."""
     if not response.HasField(name):  # type: ignore[arg-type]
         return -1
     count: int = getattr(response, name)
@@ -199,9 +199,9 @@ def _alternatives(response: common_pb2.ResponseOptions, name: str) -> int:
 def resolve_beams(
     spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: SequenceLimits, max_tokens: int
 ) -> BeamOptions | None:
-    """What the spec's beam search asks for, None if it has none. Raises Inadmissible.
+    """Return the beam search of a spec, None if it has none. Raises Inadmissible.
 
-    `max_tokens`: tokens of a beam at the most.
+    `max_tokens`: the most tokens of a beam.
     """
     if not spec.HasField("beam_search"):
         return None
@@ -249,7 +249,7 @@ _NOTHING = OfferedKv("", "", b"", "", 0, 0, b"")
 
 
 def offer_of(message: common_pb2.KvOffer) -> OfferedKv:
-    """An offer for the core. One that is out of the contract's bounds is good for nothing."""
+    """Return an offer for the core; for one that breaks the contract's bounds, one that cannot be fetched."""
     if not well_formed(message):
         return _NOTHING
     return OfferedKv(
@@ -264,9 +264,9 @@ def offer_of(message: common_pb2.KvOffer) -> OfferedKv:
 
 
 def with_role(resolved: SubmitSequence, submit: common_pb2.Submit, role: str) -> SubmitSequence:
-    """The sequence with what the submit says of its two halves. Raises Inadmissible.
+    """Return the sequence with the part of a prefill/decode split that the submit names. Raises Inadmissible.
 
-    An offer to an engine that does not fetch means nothing: it computes the prompt.
+    An engine that does not fetch ignores an offer and computes the prompt.
     """
     if submit.prefill_only:
         if role != "prefill":
@@ -287,7 +287,10 @@ def with_role(resolved: SubmitSequence, submit: common_pb2.Submit, role: str) ->
 def resolve_document(
     spec: common_pb2.SequenceSpec, model: ModelFacts, context: int, key: int
 ) -> SubmitSequence:
-    """The document for the core, under `key`. `context`: the longest one in tokens. Raises Inadmissible."""
+    """Return the document for the core, under `key`. Raises Inadmissible.
+
+    `context`: tokens of the longest document.
+    """
     pooling, total = spec.pooling, len(spec.token_ids)
     if pooling.task != task_of(model) or model.task == "generate":
         raise Inadmissible(f"This engine's model is served for another task: {model.task}.", "model")
@@ -323,7 +326,7 @@ def resolve_document(
 
 
 def _dimensions(pooling: common_pb2.Pooling, model: ModelFacts) -> int:
-    """The width to cut to, 0 for none."""
+    """Return the width to cut vectors to, 0 for no cut."""
     if not pooling.HasField("dimensions"):
         return 0
     wanted, width = pooling.dimensions, model.embedding_width
@@ -349,9 +352,9 @@ class Admission:
         return min(self.model.max_model_len, self.capacity.block_size * self.capacity.total_blocks)
 
     def resolve(self, spec: common_pb2.SequenceSpec, key: int, same_prompt_as: int = 0) -> SubmitSequence:
-        """The sequence with every default filled in, for the core, under `key`. Raises Inadmissible.
+        """Return the sequence for the core, under `key`, with every default filled in. Raises Inadmissible.
 
-        `same_prompt_as`: the key of one that has the same prompt, 0 for none.
+        `same_prompt_as`: the key of a sequence with the same prompt, 0 for none.
         """
         if spec.model != self.served_model_name:
             message = "This engine does not serve the named model."
@@ -470,7 +473,7 @@ _STARTING = (common_pb2.ERROR_CODE_UNAVAILABLE, "The engine is starting.")
 
 
 def duplicate() -> common_pb2.Error:
-    """The handle was used before on this stream."""
+    """Return the error of a handle that was used before on its stream."""
     return common_pb2.Error(
         code=common_pb2.ERROR_CODE_DUPLICATE_REQUEST,
         message="The handle is in use or was used on this stream.",
@@ -478,28 +481,28 @@ def duplicate() -> common_pb2.Error:
 
 
 def not_taking(state: engine_pb2.EngineState.ValueType) -> common_pb2.Error:
-    """The engine is in a state that takes nothing."""
+    """Return the error of an engine in a state in which it takes no sequence."""
     code, message = _NOT_TAKING.get(state, _STARTING)
     return common_pb2.Error(code=code, message=message, retryable=True, retry_after_ms=_RETRY_MS)
 
 
 def full(limit: int) -> common_pb2.Error:
-    """The engine holds `limit` sequences."""
+    """Return the error of an engine that holds `limit` sequences."""
     return _overloaded(f"The engine is full: it holds {limit} sequences (max_num_seqs plus max_waiting).")
 
 
-def kept() -> common_pb2.Error:
-    """Another router wants the engine for itself."""
+def reserved() -> common_pb2.Error:
+    """Return the error of an engine that is reserved for another router."""
     return _overloaded("The engine is kept for a sequence of another router.")
 
 
 def not_alone() -> common_pb2.Error:
-    """The sequence is to be computed alone, and the engine has others."""
+    """Return the error of a quarantined sequence at an engine that has others."""
     return _overloaded("The engine has other sequences.")
 
 
 def engine_lost(message: str) -> common_pb2.Error:
-    """A live sequence is lost with the engine's core."""
+    """Return the error of a live sequence that is lost with the engine's core."""
     return common_pb2.Error(code=common_pb2.ERROR_CODE_ENGINE_LOST, message=message, retryable=True)
 
 

@@ -70,7 +70,7 @@ class Lease:
     """An epoch and the time of the last word from its router. Times are seconds of any steady clock."""
 
     def __init__(self, attached: engine_pb2.Attached, *, now: float, orphan_timeout_s: float) -> None:
-        """Raises LeaseRefused if the schema revisions do not fit or the terms cannot be kept."""
+        """Raise LeaseRefused if the schema revisions do not fit or the terms cannot be kept."""
         if attached.schema_revision < MINIMUM_PEER_REVISION:
             mismatch = revision_mismatch(attached.schema_revision, 0, peer="router")
             raise LeaseRefused(mismatch or "the router's schema revision is unknown")
@@ -88,11 +88,11 @@ class Lease:
         self._heard = now
 
     def heard(self, now: float) -> None:
-        """A message of the router came."""
+        """Note that a message of the router came at `now`."""
         self._heard = now
 
     def left_s(self, now: float) -> float:
-        """Seconds until the lease runs out; 0 or less: it has."""
+        """Return the seconds until the lease runs out; 0 or less: it has."""
         return self._heard + self.limit_s - now
 
 
@@ -150,7 +150,7 @@ class KvStream:
             await asyncio.sleep(delay)
 
     async def _publish(self, epoch: int) -> float:
-        """One stream; how long to wait before the next."""
+        """Publish over one stream to its end. Return the seconds to wait before the next."""
         ready = self._frontend.ready
         if ready is None:
             return self._backoff.next_delay()
@@ -188,7 +188,7 @@ class KvStream:
             await delta.ready()
             for message in delta.take():
                 await call.write(message)
-            # What comes meanwhile goes into one message.
+            # Changes of this time go into one message.
             await asyncio.sleep(self._terms.interval_s)
 
     async def _read(self, call: _KvCall, delta: PrefixCacheDelta) -> None:
@@ -319,7 +319,7 @@ class Attachment:
                     if self._drain_report is not None and message.renewed.sequence >= self._drain_report:
                         self._frontend.routers.knows_of_drain(self._outbox)
                 case "keep":
-                    self._frontend.routers.keep(self._outbox, wanted=message.keep.wanted)
+                    self._frontend.routers.reserve(self._outbox, wanted=message.keep.wanted)
                 case _:
                     pass
 
@@ -349,7 +349,7 @@ class Attachment:
         report.sequence = self._reports
         if report.state == engine_pb2.ENGINE_STATE_DRAINING and self._drain_report is None:
             self._drain_report = self._reports
-        report.kept = self._frontend.routers.kept_from(self._outbox.link)
+        report.kept = self._frontend.routers.reserved_from(self._outbox.link)
         return report
 
     async def _why(self, call: _Call) -> AttachLost | AttachRefused:

@@ -14,7 +14,8 @@ from services.engine.link import CoreReady, EndRow, HypothesisRow, ModelFacts, O
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this engine says it is. `publish_kv`: routers may follow its prefix cache, if it has one."""
+    """The engine as it introduces itself to a router. `publish_kv`: routers may follow its prefix cache, if
+    any."""
 
     instance_id: str
     engine_name: str
@@ -27,7 +28,7 @@ class Identity:
     minimum_peer_revision: int = MINIMUM_PEER_REVISION
 
     def hello(self, ready: CoreReady, state: engine_pb2.EngineState.ValueType) -> engine_pb2.EngineHello:
-        """The first message of an attachment."""
+        """Return the first message of an attachment."""
         return engine_pb2.EngineHello(
             schema_revision=self.schema_revision,
             minimum_peer_revision=self.minimum_peer_revision,
@@ -48,7 +49,7 @@ class Identity:
 
 
 def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo:
-    """The core's model as the contract describes it."""
+    """Return the description of the core's model."""
     model = ready.model
     return common_pb2.ModelInfo(
         name=served_model_name,
@@ -68,12 +69,11 @@ def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo
 
 
 def task_of(model: ModelFacts) -> common_pb2.ModelTask.ValueType:
-    """The model's task in the contract's words."""
     return common_pb2.ModelTask.Value(f"MODEL_TASK_{model.task.upper()}")
 
 
 def capacity(ready: CoreReady) -> engine_pb2.Capacity:
-    """The core's capacity as the contract describes it."""
+    """Return the capacity of the core."""
     facts = ready.capacity
     return engine_pb2.Capacity(
         block_size=facts.block_size,
@@ -85,7 +85,6 @@ def capacity(ready: CoreReady) -> engine_pb2.Capacity:
 
 
 def _hypothesis_of(row: HypothesisRow) -> common_pb2.Hypothesis:
-    """A hypothesis as it is sent."""
     message = common_pb2.Hypothesis(
         token_ids=row.token_ids,
         score=row.score,
@@ -109,7 +108,6 @@ def _hypothesis_of(row: HypothesisRow) -> common_pb2.Hypothesis:
 
 
 def _offer_message(offer: OfferedKv) -> common_pb2.KvOffer:
-    """The core's offer in the contract's words."""
     return common_pb2.KvOffer(
         connector=offer.connector,
         address=offer.address,
@@ -130,7 +128,7 @@ _REASONS = {
 
 
 def rows_of(columns: StepColumns) -> Iterator[StepRow]:
-    """The rows of a core's step; their handles are the core's keys."""
+    """Return the rows of a core's step; their handles are the core's keys."""
     ends = {end.row: _end_of(end) for end in columns.ends}
     return split_columns(
         columns.keys,

@@ -50,8 +50,8 @@ _FOLDERS = ("usr/local/lib", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-
 def preloaded(malloc: str, environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
     """Return what to add to a core's environment for the option `malloc`.
 
-    auto leaves a preload that somebody chose as it is. Raises ValueError, one line, for an allocator that was
-    asked for and is not there.
+    auto leaves a preload that the environment has as it is. Raises ValueError, one line, for an allocator
+    that was asked for and is not there.
     """
     chosen = environment.get(PRELOAD, "")
     if malloc == "system" or (malloc == "auto" and chosen):
@@ -70,7 +70,7 @@ def preloaded(malloc: str, environment: Mapping[str, str], root: Path = Path("/"
 def _find(name: str, root: Path) -> Path | None:
     for start in _LIBRARIES[name]:
         for folder in _FOLDERS:
-            # The number behind .so is that of the interface: what begins with it alone is what programs load.
+            # The number after .so is that of the interface: programs load the file that ends with it.
             if found := sorted((root / folder).glob(f"{start}[0-9]")):
                 return found[0]
     return None
@@ -122,15 +122,15 @@ class Core(ABC):
 
     @abstractmethod
     def events(self) -> AsyncIterator[CoreEvent]:
-        """Steps as they happen; the last event is CoreFailed unless `stop` was called."""
+        """Yield steps as they happen; the last event is CoreFailed unless `stop` was called."""
 
     @abstractmethod
     async def stop(self) -> None:
         """End the core and free what it holds. Idempotent; works in every state."""
 
 
-# Commands to the core, of a hundred bytes and a prompt each. What an operator limits is the sequences, whose
-# submissions and aborts are most of them: only a core that hangs lets so many wait.
+# Commands to the core, of a hundred bytes and a prompt each. Most are submissions and aborts of sequences,
+# whose number has a limit of its own: only a core that hangs lets so many commands wait.
 _MAX_QUEUED = 65_536
 _EXIT_GRACE_S = 1.0
 
@@ -139,7 +139,7 @@ CORE_COMMAND = module_command("services.engine.core")
 
 
 class CoreLife(Protocol):
-    """What a core lives in: a process, or what is enough like one."""
+    """The process of a core, or a stand-in."""
 
     def wait(self) -> int:
         """Block until it has ended; its exit status, of a signal the negative number."""
@@ -156,7 +156,7 @@ Spawn: TypeAlias = Callable[[int], CoreLife]
 
 
 def spawn_process(env: Mapping[str, str] | None, command: Sequence[str] = CORE_COMMAND) -> Spawn:
-    """Starts processes of this command, in this environment (None: that of this process)."""
+    """Return a Spawn of processes with this command, in this environment (None: that of this process)."""
 
     def spawn(fd: int) -> subprocess.Popen[bytes]:
         # Popen spawns by vfork, which passes gRPC's fork handlers by; the event loop's own spawn forks.
@@ -238,7 +238,7 @@ class ProcessCore(Core):
             self._outbox.put(self._commands, message)
 
     async def events(self) -> AsyncIterator[CoreEvent]:
-        """What the core sends, until it ends."""
+        """See Core."""
         while self._link is not None and not self._stopping:
             event = await self._receive(self._link)
             if not isinstance(event, CoreReady):
@@ -287,7 +287,7 @@ class ProcessCore(Core):
             return CoreFailed(reason=str(exc))
 
     async def _death(self) -> str:
-        """How the process ended, in words."""
+        """Return how the process ended, in words."""
         if self._exit is None:
             return "the core process was never started"
         done, _ = await asyncio.wait((self._exit,), timeout=_EXIT_GRACE_S)

@@ -32,9 +32,9 @@ from services.engine.servicer.admission import (
     duplicate,
     engine_lost,
     full,
-    kept,
     not_alone,
     not_taking,
+    reserved,
     with_role,
 )
 from services.engine.servicer.contract import rows_of
@@ -57,16 +57,16 @@ class ProgressWatch:
         self._since: float | None = None
 
     def on_work(self, now: float) -> None:
-        """A sequence was handed to the core. An idle core's time counts from here."""
+        """Note that a sequence was handed to the core. An idle core's time counts from here."""
         if self._since is None:
             self._since = now
 
     def on_step(self, now: float, *, more: bool) -> None:
-        """The core made a step; `more` tells whether it still has work."""
+        """Note a step of the core; `more` tells whether it still has work."""
         self._since = now if more else None
 
     def reset(self) -> None:
-        """The core is new or gone: it owes nothing."""
+        """Start anew for a core that is new or gone."""
         self._since = None
 
     def stalled(self, now: float) -> bool:
@@ -74,7 +74,7 @@ class ProgressWatch:
         return self._since is not None and now - self._since > self._limit
 
 
-# What is so now. All else is counted from a core's start on.
+# Fields that describe the present. The others are counted from a core's start on.
 _NOW: dict[type, frozenset[str]] = {
     CoreLoad: frozenset({"running", "waiting", "used_blocks", "pending_prefill_tokens"}),
     GraphLoad: frozenset({"captured", "warm", "to_warm"}),
@@ -87,14 +87,14 @@ class CoreLoads:
 
     def __init__(self) -> None:
         self.now = CoreLoad()
-        # What cores that are dead have counted.
+        # The counts of dead cores.
         self._past: CoreLoad | None = None
         # Set while the core keeps no KV for other engines.
         self._unoffered = asyncio.Event()
         self._unoffered.set()
 
     def take(self, load: CoreLoad) -> None:
-        """The core reports."""
+        """Take over a report of the core."""
         self.now = load
         if load.transfers.offers:
             self._unoffered.clear()
@@ -102,7 +102,7 @@ class CoreLoads:
             self._unoffered.set()
 
     def core_lost(self) -> None:
-        """The core is dead; what it has counted stays."""
+        """Add the counts of a dead core to those before."""
         self._past = self.total
         self.take(CoreLoad())
 
@@ -193,7 +193,7 @@ class EngineFrontend:
         return len(self._table)
 
     def load(self) -> engine_pb2.LoadReport:
-        """The load as of the core's last step, sequences handed over since then counted as waiting."""
+        """Return the load as of the core's last step; sequences handed over since then count as waiting."""
         load = self._loads.total
         running = min(load.running, self._table.places)
         return engine_pb2.LoadReport(
@@ -217,16 +217,16 @@ class EngineFrontend:
 
     @property
     def transfers(self) -> TransferLoad:
-        """What was done with KV that is handed on, as of the core's last report."""
+        """Counts of KV transfers as of the core's last report."""
         return self._loads.total.transfers
 
     @property
     def constraints(self) -> ConstraintLoad:
-        """What was done for constraints as of the core's last report."""
+        """Counts of constraints as of the core's last report."""
         return self._loads.total.constraints
 
     def refresh(self) -> None:
-        """Tell everybody if the state changed."""
+        """Tell the health service and all routers if the state changed."""
         state = self.state
         if state == self._announced:
             return
@@ -244,7 +244,7 @@ class EngineFrontend:
             self.routers.end_long_turn(self._clock())
 
     def core_ready(self, core: Core, ready: CoreReady, served_model_name: str) -> None:
-        """A core came up. Routers that know other facts are left, to attach anew."""
+        """Serve with a core that came up. Routers that know other facts are left, to attach anew."""
         if self.ready is not None and _facts(ready) != _facts(self.ready):
             self.routers.close("the engine's capacity changed")
         self._core, self.ready = core, ready
@@ -257,7 +257,7 @@ class EngineFrontend:
         self.refresh()
 
     def core_lost(self) -> None:
-        """The core is dead: every sequence ends with a retryable error."""
+        """End every sequence of a dead core with a retryable error."""
         self._core = None
         self._loads.core_lost()
         self._watch.reset()
@@ -298,16 +298,16 @@ class EngineFrontend:
         if sequence.link is not None:
             self._offers.add(sequence.link, sequence.handle, sequence.key)
         elif self._core is not None:
-            # Its router is gone, and nobody else knows of the offer.
+            # Its router is gone, and no other one knows of the offer.
             self._core.abort([sequence.key])
 
     def leave(self, port: RouterOutbox) -> None:
-        """A router is gone: abort what it gave. Idempotent."""
+        """Abort the sequences of a router that is gone. Idempotent."""
         if not self.routers.leave(port):
             return
         live, past = self._table.leave(port.link), self._offers.leave(port.link)
         if live + past and self._core is not None:
-            # Most of what was offered is fetched by now.
+            # Most offers are fetched by now.
             log.info("aborting the sequences of a lost router", sequences=len(live), offers=len(past))
             self._core.abort(live + past)
 
@@ -326,8 +326,8 @@ class EngineFrontend:
             raise CoreRefusal(duplicate())
         if core is None or admission is None or self.state != engine_pb2.ENGINE_STATE_SERVING:
             raise CoreRefusal(not_taking(self.state))
-        if self.routers.kept_from(port.link):
-            raise CoreRefusal(kept())
+        if self.routers.reserved_from(port.link):
+            raise CoreRefusal(reserved())
         if message.alone and self._table:
             raise CoreRefusal(not_alone())
         limit = admission.capacity.max_running + admission.capacity.max_waiting
@@ -408,5 +408,5 @@ class EngineFrontend:
 
 
 def _facts(ready: CoreReady) -> tuple[ModelFacts, CapacityFacts, bool]:
-    """What routers were told of a core."""
+    """Return the facts of a core that routers were told."""
     return ready.model, ready.capacity, ready.publishes_kv

@@ -19,7 +19,7 @@ class EngineCollector(Collector):
         self._frontend = frontend
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as they stand."""
+        """Yield the metrics of this moment."""
         load = self._frontend.load()
         gauges = {
             "running_sequences": ("Sequences that run.", load.running),
@@ -65,7 +65,7 @@ class EngineCollector(Collector):
 
 
 def _prompts(load: engine_pb2.LoadReport) -> Iterator[Metric]:
-    """Counted by sequences that started, under our names and under vLLM's."""
+    """Yield counts of sequences that started, under our names and under vLLM's."""
     for name, alias, text, value in (
         (
             "prompt_tokens",
@@ -155,7 +155,7 @@ def _transfers(load: TransferLoad) -> Iterator[Metric]:
 
 
 def _shapes(graphs: GraphLoad) -> Iterator[Metric]:
-    """First-seen shapes, and the work of the phases beside the padding that was computed with it."""
+    """Yield first-seen shapes, and the work of the phases and its padding."""
     yield CounterMetricFamily(
         "catenary_engine_first_seen_shapes",
         "Shapes and compilations that serving met and warm-up did not.",

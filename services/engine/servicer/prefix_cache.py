@@ -11,15 +11,16 @@ from catenary.v1 import engine_pb2
 from services.engine.link import KvChanges, KvContents
 from services.engine.servicer.core import Core
 
-# Of one message: what a router can apply between two turns of its loop without being missed.
+# Names of one message: a router applies them in one turn of its loop.
 _NAMES_A_MESSAGE: Final = 2048
 
 
 class PrefixCacheDelta:
-    """Net changes since the last take, at most `max_pending` names; with more it is a snapshot that is due.
+    """Net changes of cached block names that a router was not sent yet.
 
-    `contents` gives all names, or None while nobody knows them: then nothing is sent. Numbers are those of
-    this delta: a block that comes and goes between two messages has none.
+    At most `max_pending` names; with more a snapshot is due instead. `contents` returns all names, or None
+    while the core has not told them: nothing is sent then. Changes are numbered per delta; a block that is
+    stored and removed between two messages has no number.
     """
 
     def __init__(self, contents: Callable[[], Collection[bytes] | None], *, max_pending: int) -> None:
@@ -60,7 +61,7 @@ class PrefixCacheDelta:
         await self._wake.wait()
 
     def take(self) -> list[engine_pb2.PublishKvRequest]:
-        """The messages that are due."""
+        """Return the messages that are due."""
         self._wake.clear()
         if not self._renewed:
             return list(self._changes())
@@ -123,29 +124,29 @@ class PrefixCacheMirror:
         self._deltas: list[PrefixCacheDelta] = []
 
     def core_ready(self, core: Core, *, publishes: bool) -> None:
-        """A core came up; whether it has anything to follow."""
+        """Note a core that came up, and whether it publishes its prefix cache."""
         self._core, self._publishes = core, publishes
         self._follow()
 
     def core_lost(self) -> None:
-        """The core is dead, and its cache with it."""
+        """Clear the names: the core's cache is gone."""
         self._core, self._followed, self._names = None, False, None
         for delta in self._deltas:
             delta.change(True, (), ())
 
     def join(self, *, max_pending: int) -> PrefixCacheDelta:
-        """A router follows: its delta, for as long as it does not `leave`."""
+        """Return the delta of a router that follows, until `leave`."""
         delta = PrefixCacheDelta(self.names, max_pending=max_pending)
         self._deltas.append(delta)
         self._follow()
         return delta
 
     def leave(self, delta: PrefixCacheDelta) -> None:
-        """A router follows no more."""
+        """Drop the delta of a router that follows no more."""
         self._deltas.remove(delta)
 
     def names(self) -> Collection[bytes] | None:
-        """All names that can be hit; None while the core has not told."""
+        """Return the names of all blocks in the prefix cache; None while the core has not told them."""
         return self._names
 
     def take(self, news: KvContents | KvChanges) -> None:
@@ -182,5 +183,5 @@ class PrefixCacheMirror:
 
 
 def split(names: bytes) -> Iterator[bytes]:
-    """The names that are joined in `names`."""
+    """Return the names that are joined in `names`."""
     return (names[start : start + DIGEST_BYTES] for start in range(0, len(names), DIGEST_BYTES))

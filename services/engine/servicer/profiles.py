@@ -1,4 +1,4 @@
-"""Profiles of the core's steps, on their way from the core to whoever asked for one."""
+"""Profiles of the core's steps, passed from the core to the caller of EngineService.Profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.engine.servicer.core import Core, CoreRefusal
 
 log = get_logger(__name__)
 
-# What a step may take beyond the end of a profile: the core answers between steps.
+# Longest step beyond the end of a profile, in seconds: the core answers between steps.
 _GRACE_S = 30.0
 
 
@@ -32,18 +32,18 @@ class Profiles:
         return self._inbox is not None
 
     def core_ready(self, core: Core) -> None:
-        """A core came up."""
+        """Note a core that came up."""
         self._core = core
 
     def core_lost(self) -> None:
-        """The core is dead, and with it the profile."""
+        """End a profile that runs: its core is dead."""
         self._core = None
         if self._inbox is not None:
             self._inbox.put_nowait(None)
             self._inbox = None
 
     def take(self, message: ProfilePart | ProfileEnd) -> None:
-        """Passes on what the core sent; parts of a profile that was given up are dropped."""
+        """Pass on a message of the core; drop parts of a profile that was given up."""
         if self._inbox is None or message.id != self._ids:
             return
         self._inbox.put_nowait(message)
@@ -54,9 +54,10 @@ class Profiles:
     async def run(
         self, *, steps: int, seconds: float, device_activities: bool
     ) -> AsyncGenerator[ProfilePart | ProfileEnd]:
-        """Takes a profile; the last message is its ProfileEnd. Closing it gives the profile up.
+        """Take a profile and yield its messages; the last one is ProfileEnd. Closing the generator cancels
+        it.
 
-        Raises RpcError: another one runs, there is no core, it died, it does not answer, or its device's
+        Raises RpcError: another profile runs, there is no core, it died, it does not answer, or its device's
         profiler failed.
         """
         core = self._core

@@ -97,7 +97,7 @@ class RouterLink:
             await asyncio.sleep(delay)
 
     async def _attach_once(self) -> float:
-        """One attachment; how long to wait before the next."""
+        """Attach once. Return the seconds to wait before the next attempt."""
         channel = self._dial(self._address)
         attachment = Attachment(
             channel,
@@ -164,7 +164,7 @@ class RouterLinks:
         *,
         look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
-        """Raises ValueError for what is not an address."""
+        """Raise ValueError for a text that is no address."""
         self._addresses = NamedAddresses(addresses, look_up)
         self._make = make
         self._frontend = frontend

@@ -81,9 +81,8 @@ class AttachedRouters:
     """Outboxes by link, and the router for which the engine is reserved.
 
     Routers take turns in the order in which they asked. During the turn of one the engine refuses sequences
-    of the others, so it empties, however many routers there are.
-
-    `kept_limit_s` bounds a turn, so that a router which forgets to give back closes it to nobody for ever.
+    of the others, so it empties, however many routers there are. `kept_limit_s` bounds a turn, so that a
+    router which forgets to give the engine back does not close it to the others for ever.
     """
 
     def __init__(self, *, kept_limit_s: float = math.inf) -> None:
@@ -92,11 +91,11 @@ class AttachedRouters:
         # Instance ids, for logs.
         self._names: dict[int, str] = {}
         # In the order of their turns.
-        self._keepers: dict[int, None] = {}
-        # When this turn was first looked at.
+        self._turns: dict[int, None] = {}
+        # When this turn was first looked at, in steady seconds.
         self._turn_since: float | None = None
-        self._nobody = asyncio.Event()
-        self._nobody.set()
+        self._all_left = asyncio.Event()
+        self._all_left.set()
         # Links whose routers know that the engine takes nothing new.
         self._aware: set[int] = set()
         self._left_or_aware = asyncio.Event()
@@ -105,64 +104,65 @@ class AttachedRouters:
         return len(self._ports)
 
     def port(self, link: int | None) -> RouterOutbox | None:
-        """The outbox of a link, if its router is still there."""
+        """Return the outbox of a link, None if its router is gone."""
         return None if link is None else self._ports.get(link)
 
     def join(self, port: RouterOutbox, router: str) -> None:
-        """A router granted a lease; `router` is its instance id."""
+        """Add a router that granted a lease; `router` is its instance id."""
         self._ports[port.link] = port
         self._names[port.link] = router
-        self._nobody.clear()
+        self._all_left.clear()
 
     def leave(self, port: RouterOutbox) -> bool:
-        """A router is gone. False: it was not here."""
+        """Remove a router. Return False if it was not attached."""
         if self._ports.pop(port.link, None) is None:
             return False
         del self._names[port.link]
         self._aware.discard(port.link)
         self._left_or_aware.set()
         if not self._ports:
-            self._nobody.set()
-        self._set_kept(port.link, wanted=False)
+            self._all_left.set()
+        self._set_turn(port.link, wanted=False)
         return True
 
-    async def nobody(self) -> None:
+    async def all_left(self) -> None:
         """Wait until no router is attached."""
-        await self._nobody.wait()
+        await self._all_left.wait()
 
-    def keep(self, port: RouterOutbox, *, wanted: bool) -> None:
-        """A router wants the engine for itself from its next turn on, or no longer. Idempotent."""
+    def reserve(self, port: RouterOutbox, *, wanted: bool) -> None:
+        """Reserve the engine for a router from its next turn on, or end that. Idempotent."""
         if port.link in self._ports:
-            self._set_kept(port.link, wanted=wanted)
+            self._set_turn(port.link, wanted=wanted)
 
-    def kept_from(self, link: int) -> bool:
-        """Whether this router may give the engine nothing: it is another one's turn."""
-        return next(iter(self._keepers), link) != link
+    def reserved_from(self, link: int) -> bool:
+        """Whether the engine refuses sequences of this router: it is the turn of another one."""
+        return next(iter(self._turns), link) != link
 
     def end_long_turn(self, now: float) -> None:
-        """To be called now and then, with steady seconds: a turn that lasts too long is over, if there are
-        other routers. Whoever had it comes last of those that wait for theirs; if none does, it has to ask
-        anew."""
-        link = next(iter(self._keepers), None)
+        """End a turn that lasts too long at the steady time `now`, in seconds, if there are other routers.
+
+        The router whose turn ended comes last of those that wait; if none waits, it has to ask anew.
+        """
+        link = next(iter(self._turns), None)
         if link is None:
             return
         if self._turn_since is None:
             self._turn_since = now
         if now - self._turn_since < self._kept_limit_s or len(self._ports) < 2:
             return
-        waiting = len(self._keepers) - 1
+        waiting = len(self._turns) - 1
         log.warning(
             "a router kept the engine from the others for too long: its turn is over",
             router=self._names[link],
             kept_limit_s=self._kept_limit_s,
             waiting=waiting,
         )
-        self._set_kept(link, wanted=False)
+        self._set_turn(link, wanted=False)
         if waiting:
-            self._set_kept(link, wanted=True)
+            self._set_turn(link, wanted=True)
 
     def knows_of_drain(self, port: RouterOutbox) -> None:
-        """Its router has answered a report that says DRAINING: what it sends from now on was on its way."""
+        """Note that a router has answered a report that says DRAINING: it sends no further sequences."""
         self._aware.add(port.link)
         self._left_or_aware.set()
 
@@ -174,12 +174,12 @@ class AttachedRouters:
             await self._left_or_aware.wait()
 
     def flush(self) -> None:
-        """A step is complete: let it go."""
+        """Let the rows of a complete step go."""
         for port in self._ports.values():
             port.flush()
 
     def report(self) -> None:
-        """Send everybody a load report now, not with the next interval."""
+        """Send a load report to all routers now, not with the next interval."""
         for port in self._ports.values():
             port.request_load()
 
@@ -188,12 +188,12 @@ class AttachedRouters:
         for port in self._ports.values():
             port.leave(reason)
 
-    def _set_kept(self, link: int, *, wanted: bool) -> None:
-        before = next(iter(self._keepers), None)
+    def _set_turn(self, link: int, *, wanted: bool) -> None:
+        before = next(iter(self._turns), None)
         if wanted:
-            self._keepers.setdefault(link)
+            self._turns.setdefault(link)
         else:
-            self._keepers.pop(link, None)
-        if next(iter(self._keepers), None) != before:
+            self._turns.pop(link, None)
+        if next(iter(self._turns), None) != before:
             self._turn_since = None
             self.report()

@@ -29,13 +29,13 @@ class SequenceTrace:
         self._prefilled = False
 
     def emitted(self) -> None:
-        """It has tokens."""
+        """End the span of the prefill at the first tokens."""
         if not self._prefilled:
             self._prefilled = True
             self._record("prefill", {"catenary.sequence_id": self._sequence_id})
 
     def ended(self, end: common_pb2.SequenceEnd) -> None:
-        """It is over."""
+        """Record the last span."""
         usage = end.usage
         attributes: dict[str, str | int] = {
             "catenary.sequence_id": self._sequence_id,
@@ -82,7 +82,7 @@ class LiveSequence:
                 self.trace.ended(row.end)
 
     def fail(self, error: common_pb2.Error) -> common_pb2.SequenceEnd:
-        """Its end, as the core makes none any more."""
+        """Return the end of a sequence for which the core makes none any more."""
         end = common_pb2.SequenceEnd(
             reason=common_pb2.FINISH_REASON_ERROR,
             usage=common_pb2.Usage(
@@ -115,7 +115,7 @@ class SequenceTable:
         return len(self._by_key)
 
     def new_key(self) -> int:
-        """A key that was never given out."""
+        """Return a key that was never given out."""
         self._last_key += 1
         return self._last_key
 
@@ -131,11 +131,11 @@ class SequenceTable:
         return (link, handle) in self._by_handle or (link, handle) in self._ended
 
     def get(self, key: int) -> LiveSequence | None:
-        """The live sequence of a core key."""
+        """Return the live sequence of a core key."""
         return self._by_key.get(key)
 
     def find(self, link: int, handle: int) -> LiveSequence | None:
-        """The live sequence of a handle."""
+        """Return the live sequence of a handle."""
         return self._by_handle.get((link, handle))
 
     def ended(self, link: int, handle: int) -> bool:
@@ -143,7 +143,7 @@ class SequenceTable:
         return (link, handle) in self._ended
 
     def end(self, sequence: LiveSequence) -> None:
-        """The sequence ended: remember its handle for late aborts."""
+        """Remove a sequence that ended; remember its handle for late aborts."""
         del self._by_key[sequence.key]
         self.places -= sequence.places
         if sequence.link is None:
@@ -155,7 +155,7 @@ class SequenceTable:
             self._ended.popitem(last=False)
 
     def leave(self, link: int) -> list[int]:
-        """The link is gone: forget its handles. Returns the keys that the core still has to abort."""
+        """Forget the handles of a link that is gone. Return the keys that the core still has to abort."""
         keys = []
         for sequence in self._by_key.values():
             if sequence.link == link:
@@ -187,19 +187,19 @@ class OfferHandles:
         self._keys: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def add(self, link: int, handle: int, key: int) -> None:
-        """A sequence of this handle has ended with an offer."""
+        """Remember a sequence that has ended with an offer."""
         self._keys[link, handle] = key
         if len(self._keys) > self._limit:
             self._keys.popitem(last=False)
 
     def take(self, link: int, handle: int) -> int | None:
-        """The key of a handle that has ended with an offer, which is then forgotten."""
+        """Forget a handle and return its key, None if it has no offer."""
         return self._keys.pop((link, handle), None)
 
     def leave(self, link: int) -> list[int]:
-        """Forgets a link; returns its keys."""
+        """Forget a link; return its keys."""
         return [self._keys.pop(place) for place in [one for one in self._keys if one[0] == link]]
 
     def clear(self) -> None:
-        """Forgets all: the core that made the offers is gone."""
+        """Forget all offers: the core that made them is gone."""
         self._keys.clear()

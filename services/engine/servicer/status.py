@@ -16,7 +16,7 @@ from services.engine.servicer.frontend import EngineFrontend
 
 _MAX_STEPS = 10_000
 _MAX_MS = 3_600_000
-# What a device's profiler sees, some thousand activities a step, stays in the core's memory until the end.
+# A device's profiler records some thousand activities a step, in the core's memory until the end.
 _MAX_STEPS_WITH_DEVICE = 200
 
 
@@ -30,7 +30,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
     async def GetStatus(
         self, request: engine_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> engine_pb2.GetStatusResponse:
-        """The status now."""
+        """See the proto."""
         frontend = self._frontend
         response = engine_pb2.GetStatusResponse(
             state=frontend.state,
@@ -56,7 +56,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
     async def Profile(
         self, request: engine_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[engine_pb2.ProfileResponse]:
-        """The trace of the next steps."""
+        """See the proto."""
         most_steps = _MAX_STEPS_WITH_DEVICE if request.device_activities else _MAX_STEPS
         for name, value, most in (("steps", request.steps, most_steps), ("max_ms", request.max_ms, _MAX_MS)):
             if not 1 <= value <= most:

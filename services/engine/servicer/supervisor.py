@@ -41,7 +41,7 @@ class CoreSupervisor:
         served_model_name: str,
         idle_options: Callable[[str], Sequence[str]],
     ) -> None:
-        """idle_options: for a task, names of the options that change nothing then."""
+        """`idle_options` returns the names of the options that change nothing for a task."""
         self._factory = factory
         self._frontend = frontend
         self._backoff = backoff
@@ -63,7 +63,7 @@ class CoreSupervisor:
             self._frontend.core_restarts += 1
 
     async def _live(self, core: Core) -> str:
-        """One life of a core; the reason of its death."""
+        """Run one core to its end. Return the reason of its death."""
         first = self._frontend.ready is None
         try:
             ready = await core.start(self._on_progress)
