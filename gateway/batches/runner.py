@@ -194,6 +194,8 @@ class BatchRunner(JobOwner):
 
     def ended(self, job_id: str) -> None:
         del self._running[job_id]
+        # There is room for another one.
+        self.wake()
 
     async def claim_more(self) -> None:
         while len(self._runner.running) < self._limits.max_batches:

@@ -283,4 +283,3 @@ class JobRunner:
     def _ended(self, job_id: str) -> None:
         self._tasks.pop(job_id, None)
         self._owner.ended(job_id)
-        self.wake()
