@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.peers import FIRST_TOKEN, OWN, Lengths, Measuring, PeerError, Sample, table
-from benchmarks.peers.server import Server
-from benchmarks.peers.session import free_ports, interrupted_by_signals, make_model
+from benchmarks.peers.server import Server, free_ports, interrupted_by_signals, make_model
 from benchmarks.peers.subjects import Model, Place, clean_environment, subject
 
 HERE = Path(__file__).resolve().parents[1]

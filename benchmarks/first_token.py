@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.memory_link import MemoryLink
 from catenary.config import load
@@ -30,7 +30,7 @@ class Core:
     """A core in this process. `calls`: what the model's calls took, in seconds."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.engine: Any = start_engine(config, lambda activity, fraction: None)
+        self.engine = cast("Any", start_engine(config, lambda activity, fraction: None))
         self.vocab_size = self.engine.ready.model.vocab_size
         self.link = MemoryLink()
         link: Any = self.link

@@ -22,10 +22,9 @@ import uvloop
 
 from benchmarks.overhead import SseConnection
 from benchmarks.overhead.sse_client import request_of
-from benchmarks.overhead.switches import Thread, Work, by_process, find_processes, read_work, work_since
+from benchmarks.overhead.usage import Thread, Work, by_process, find_processes, read_work, work_since
 from benchmarks.peers.report import table
-from benchmarks.peers.server import Server
-from benchmarks.peers.session import free_ports, make_model
+from benchmarks.peers.server import Server, free_ports, make_model
 from benchmarks.peers.subjects import OWN, SUBJECTS, Model, Place, subject
 
 PARTS = {

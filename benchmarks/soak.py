@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PeerError, machine, table
-from benchmarks.peers.server import Server
-from benchmarks.peers.session import free_ports, interrupted_by_signals
+from benchmarks.peers.server import Server, free_ports, interrupted_by_signals
 from benchmarks.peers.subjects import Subject
 from benchmarks.soaking import (
     Client,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.fleet.fleet import FleetPlan, FleetRun, Outcome
-from benchmarks.fleet.traffic import TRAFFIC, Arrival
+from benchmarks.fleet.fleet import TRAFFIC, Arrival, FleetPlan, FleetRun, Outcome
 
 __all__ = ["TRAFFIC", "Arrival", "FleetPlan", "FleetRun", "Outcome"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.peers.environments import DEFAULT_DIRECTORY, PeerError, command_to_make
-from benchmarks.peers.machine import machine, same_kind
-from benchmarks.peers.measuring import FIRST_TOKEN, Lengths, Measuring, Sample
-from benchmarks.peers.plots import check_plot, save_plot
-from benchmarks.peers.report import Cell, best, cell, figures, ratio, ratios, table
-from benchmarks.peers.session import Opened, open_servers
+from benchmarks.peers.measuring import FIRST_TOKEN, Lengths, Measuring, Sample, machine, same_kind
+from benchmarks.peers.report import Cell, best, cell, check_plot, figures, ratio, ratios, save_plot, table
+from benchmarks.peers.server import Opened, open_servers
 from benchmarks.peers.subjects import OWN, SUBJECTS, Model
 
 __all__ = [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.soaking.clients import Client, Counts, Neighbour, cancelling, normal, slow
-from benchmarks.soaking.hostile import hostile
-from benchmarks.soaking.judging import GROWTH, Books, Process, Sample, faults, growth
-from benchmarks.soaking.measuring import Meter
+from benchmarks.soaking.clients import Client, Counts, Neighbour, cancelling, hostile, normal, slow
+from benchmarks.soaking.judging import GROWTH, Books, Meter, Process, Sample, faults, growth
 
 __all__ = [
     "GROWTH",

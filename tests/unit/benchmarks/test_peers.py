@@ -23,7 +23,7 @@ from benchmarks.peers import (
     save_plot,
 )
 from benchmarks.peers.environments import make, tcmalloc
-from benchmarks.peers.plots import bars
+from benchmarks.peers.report import bars
 from benchmarks.peers.subjects import SUBJECTS, Place, clean_environment, subject
 from benchmarks.smoke import compared
 

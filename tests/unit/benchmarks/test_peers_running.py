@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from benchmarks import compare
-from benchmarks.peers import Model, PeerError, open_servers, session
+from benchmarks.peers import Model, PeerError, open_servers
+from benchmarks.peers import server as servers
 from benchmarks.peers.server import Server
 from benchmarks.peers.subjects import Place, Subject
 from tests.support.service_process import running
@@ -99,9 +100,9 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(name: str, model: Model, place: Place) -> Subject:
         return fake(name, "exit(3)" if name == "broken" else answers, place.port)
 
-    monkeypatch.setattr(session, "make_model", lambda source, tell: Model(tmp_path, None, source))
-    monkeypatch.setattr(session, "default_cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(session, "subject", made)
+    monkeypatch.setattr(servers, "make_model", lambda source, tell: Model(tmp_path, None, source))
+    monkeypatch.setattr(servers, "default_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(servers, "subject", made)
 
 
 def opened(*names: str) -> Any:
