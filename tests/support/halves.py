@@ -89,7 +89,7 @@ class World:
     def sent(self, link):
         """What the link's engine is sent."""
         found = []
-        while (message := link._next()) is not None:
+        while (message := link.pop()) is not None:
             found.append(message)
         return found
 

@@ -198,7 +198,7 @@ class Membership:
             return
         if error is None and (text := _TEXTS.get(reason)) is not None:
             error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message=text, retryable=True)
-        link.close(error)
+        link.end(error)
         if reason is not LossReason.ROUTER_STOPPED:
             self._health.failed(link.engine)
         self._fleet.detach(link.engine)
@@ -270,8 +270,8 @@ class Membership:
     def give_up_all(self, error: common_pb2.Error) -> int:
         """End all sequences with `error`: the router's time to drain is over. Returns how many."""
         links = [self._dispatcher.link_of(engine) for engine in self._fleet]
-        given_up = [self._dispatcher.give_up(link, error, AbortCause.DRAIN) for link in links if link]
-        return sum(given_up)
+        connected = [link for link in links if link is not None]
+        return sum(self._dispatcher.give_up(link, error, AbortCause.DRAIN) for link in connected)
 
     def leave_all(self) -> None:
         """End every attachment: the router stops."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from catenary.columns import StepRow
+from catenary.outbox import Messages, Outbox
 from catenary.telemetry import get_logger, record_span, tracing
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import LoadGuard, Ticket
@@ -291,122 +292,97 @@ class Handover:
     cached_tokens: int = 0
 
 
-class EngineLink:
-    """Outbox of one attachment. Nothing here blocks; the stream's writer drains `messages`.
+# Key of a message that a later one of its kind replaces.
+_LATEST = "latest"
 
-    It is bounded without a queue limit: an unsent submit is taken back by its abort, one abort at most
-    follows a sent submit, renewals merge, and submits are bounded by admission.
+
+class EngineLink(Outbox[engine_pb2.AttachResponse]):
+    """Outbox of one attachment, and the sequences that its engine has. Nothing here blocks.
+
+    It is bounded without a limit: an unsent submit is taken back by its abort, one abort at most follows a
+    sent submit, renewals merge, and submits are bounded by admission.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.sequences: dict[int, LiveSequence] = {}
         self.error: common_pb2.Error | None = None
-        self._submits: dict[int, common_pb2.Submit] = {}
-        self._aborts: dict[int, None] = {}
-        self._renewal: int | None = None
-        self._drain: engine_pb2.DrainEngine | None = None
-        # In the order in which they are written: the first before the submits, the others after them.
-        self._wanted = False
-        self._given_back = False
-        self._wanted_again = False
-        self._closed = False
         self._ended = asyncio.Event()
-        self._wake = asyncio.Event()
-
-    @property
-    def closed(self) -> bool:
-        """No message will be taken or handed out any more."""
-        return self._closed
+        self._renewals: Messages[engine_pb2.AttachResponse] = Messages()
+        self._aborts: Messages[engine_pb2.AttachResponse] = Messages()
+        self._reserve: Messages[engine_pb2.AttachResponse] = Messages()
+        self._submits: Messages[engine_pb2.AttachResponse] = Messages()
+        self._release: Messages[engine_pb2.AttachResponse] = Messages()
+        self._reserve_again: Messages[engine_pb2.AttachResponse] = Messages()
+        self._drain: Messages[engine_pb2.AttachResponse] = Messages()
+        super().__init__(
+            self._renewals,
+            self._aborts,
+            # A reservation goes before the submit that it is for, its release after it.
+            self._reserve,
+            self._submits,
+            self._release,
+            self._reserve_again,
+            # After the submits, which the engine still takes.
+            self._drain,
+        )
 
     def submit(self, submit: common_pb2.Submit) -> None:
         """Queue a submit."""
-        if self._wanted_again:
-            # It may be the one that the engine is wanted for, and must not come before that word. The engine
-            # is still kept, and stays so.
-            self._wanted, self._given_back, self._wanted_again = True, False, False
-        self._submits[submit.handle] = submit
-        self._wake.set()
+        if self._reserve_again.take_back(_LATEST):
+            # It may be the one that the engine is reserved for, and must not come before the reservation. An
+            # engine that was not told of the release stays reserved.
+            self._release.take_back(_LATEST)
+            self.put(self._reserve, _keep(wanted=True), _LATEST)
+        self.put(self._submits, engine_pb2.AttachResponse(submit=submit), submit.handle)
 
     def abort(self, engine_handle: int) -> bool:
-        """Queue an abort. True if the submit was still here: it is taken back, nothing is sent."""
-        if self._submits.pop(engine_handle, None) is not None:
+        """Queue an abort. True if the submit was still here: it is taken back, and nothing is sent."""
+        if self._submits.take_back(engine_handle):
             return True
-        self._aborts[engine_handle] = None
-        self._wake.set()
+        message = engine_pb2.AttachResponse(abort=engine_pb2.AbortSequence(handle=engine_handle))
+        self.put(self._aborts, message, engine_handle)
         return False
 
     def renew(self, report_sequence: int) -> None:
         """Queue the answer to a report; a later one replaces it."""
-        self._renewal = report_sequence
-        self._wake.set()
+        renewed = engine_pb2.LeaseRenewed(sequence=report_sequence)
+        self.put(self._renewals, engine_pb2.AttachResponse(renewed=renewed), _LATEST)
 
     def keep(self, *, wanted: bool) -> None:
-        """Queue that the engine is wanted empty, before the submits that wait, or no longer, after them: whom
-        it was kept for is among them. To give it back and want it again is both told, else a router with much
-        to do would never pass its turn on."""
-        if wanted:
-            self._wanted_again = self._given_back
-            self._wanted = self._wanted or not self._given_back
+        """Queue that the engine is reserved, before the submits that wait, or released, after them.
+
+        A release and the next reservation are both told, else a router with much to do would never pass its
+        turn on to other routers.
+        """
+        if not wanted:
+            self._reserve_again.take_back(_LATEST)
+            self.put(self._release, _keep(wanted=False), _LATEST)
+        elif len(self._release):
+            self.put(self._reserve_again, _keep(wanted=True), _LATEST)
         else:
-            self._given_back, self._wanted_again = True, False
-        self._wake.set()
+            self.put(self._reserve, _keep(wanted=True), _LATEST)
 
     def drain(self, order: engine_pb2.DrainEngine) -> None:
         """Queue an order to drain; a later one replaces one that waits."""
-        self._drain = order
-        self._wake.set()
+        self.put(self._drain, engine_pb2.AttachResponse(drain=order), _LATEST)
 
-    def close(self, error: common_pb2.Error | None = None) -> None:
-        """End the stream; with `error`, as a refusal. The first close decides."""
-        if self._closed:
+    def end(self, error: common_pb2.Error | None = None) -> None:
+        """End the stream; with `error`, as a refusal. The first call decides."""
+        if self.closed:
             return
-        self._closed = True
-        self._ended.set()
         self.error = error
-        self._submits.clear()
-        self._aborts.clear()
-        self._wake.set()
+        self.close()
+        self._ended.set()
 
     async def ended(self) -> None:
         """Wait until the link is closed."""
         await self._ended.wait()
 
     async def messages(self) -> AsyncIterator[engine_pb2.AttachResponse]:
-        """The messages to write, in order, until the link is closed."""
-        while not self._closed:
-            self._wake.clear()
-            while (message := self._next()) is not None:
-                yield message
-            if not self._wake.is_set():
-                await self._wake.wait()
-
-    def _next(self) -> engine_pb2.AttachResponse | None:
-        if self._closed:
-            return None
-        if self._renewal is not None:
-            renewed = engine_pb2.LeaseRenewed(sequence=self._renewal)
-            self._renewal = None
-            return engine_pb2.AttachResponse(renewed=renewed)
-        if self._aborts:
-            handle = next(iter(self._aborts))
-            del self._aborts[handle]
-            return engine_pb2.AttachResponse(abort=engine_pb2.AbortSequence(handle=handle))
-        if self._wanted:
-            self._wanted = False
-            return _keep(wanted=True)
-        if self._submits:
-            handle = next(iter(self._submits))
-            return engine_pb2.AttachResponse(submit=self._submits.pop(handle))
-        if self._given_back:
-            self._given_back = False
-            self._wanted, self._wanted_again = self._wanted_again, False
-            return _keep(wanted=False)
-        # After the submits, which the engine still takes.
-        if self._drain is not None:
-            order, self._drain = self._drain, None
-            return engine_pb2.AttachResponse(drain=order)
-        return None
+        """Yield the messages to write, in order, until the link is closed."""
+        while (message := await self.next()) is not None:
+            yield message
 
 
 def _keep(*, wanted: bool) -> engine_pb2.AttachResponse:

@@ -62,7 +62,7 @@ def test_an_abort_before_the_submit_was_sent_never_reaches_the_engine():
     world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT, answer=True)
     assert world.sink.over[1].reason == common_pb2.FINISH_REASON_ABORT
     assert world.sink.answers == [(1, common_pb2.ABORT_OUTCOME_ABORTED)]
-    assert link._next() is None
+    assert link.pop() is None
     world.check_idle()
 
 

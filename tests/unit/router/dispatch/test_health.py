@@ -331,7 +331,7 @@ def test_an_engine_with_work_and_no_step_loses_it_and_gets_nothing_until_it_step
     stage = Stage()
     link = stage.attach()
     first, second = stage.submit(), stage.submit()
-    assert link._next().submit.handle
+    assert link.pop().submit.handle
     stage.now += STALL_S + 1
     stage.report(link, running=1, waiting=1)
     stage.stalls.sweep()
@@ -340,9 +340,9 @@ def test_an_engine_with_work_and_no_step_loses_it_and_gets_nothing_until_it_step
         assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_ENGINE_LOST, True)
     # The one that was sent is aborted there and counts until that is confirmed; the other never was sent.
     (held,) = link.sequences
-    assert link._next().renewed.sequence
-    assert link._next().abort.handle == held
-    assert link._next() is None
+    assert link.pop().renewed.sequence
+    assert link.pop().abort.handle == held
+    assert link.pop() is None
     assert link.engine.placed_sequences == 1
     assert stage.fleet.served_models()[0].serving_engines == 0
     with pytest.raises(Refused):
@@ -390,7 +390,7 @@ def test_an_engine_that_knows_nothing_of_what_it_was_given_is_stalled():
     stage = Stage()
     link = stage.attach()
     handle = stage.submit()
-    assert link._next().submit.handle
+    assert link.pop().submit.handle
     for _ in range(3):
         stage.now += STALL_S / 2
         stage.report(link)

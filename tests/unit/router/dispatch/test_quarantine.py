@@ -12,7 +12,7 @@ from tests.support.dispatcher import World, hello
 def sent(link: EngineLink) -> list[int | bool]:
     """Handles of the submits and words of keeping that wait, in the order in which they are written."""
     found: list[int | bool] = []
-    while (message := link._next()) is not None:
+    while (message := link.pop()) is not None:
         match message.WhichOneof("payload"):
             case "submit":
                 found.append(message.submit.handle)

@@ -113,7 +113,7 @@ async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back()
     assert link.abort(2)
     assert not link.abort(1)
     assert (await anext(messages)).abort.handle == 1
-    link.close()
+    link.end()
     assert [message async for message in messages] == []
 
 
