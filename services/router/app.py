@@ -30,7 +30,7 @@ from services.router.dispatch import (
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvIndex
 from services.router.metrics import RouterMetrics
-from services.router.placement import HalvesPlacer, Placer, Prefixes, ReceiptBook, policy_named
+from services.router.placement import Placer, Prefixes, ReceiptBook, SplitPlacer, policy_named
 from services.router.service import (
     AttachTerms,
     FleetServicer,
@@ -180,7 +180,7 @@ class Router:
         self._add_services()
         self._add_gauges()
 
-    def _placer(self, rng: random.Random) -> HalvesPlacer:
+    def _placer(self, rng: random.Random) -> SplitPlacer:
         config = self._config
         options = config.placement_options()
         chosen = {config.placement, *config.placements().values()}
@@ -193,7 +193,7 @@ class Router:
             prefixes=Prefixes(self.kv_index, max_remembered=config.kv_memory_blocks),
             receipts=self.receipts,
         )
-        return HalvesPlacer(placer, min_handover_tokens=config.handover_min_tokens)
+        return SplitPlacer(placer, min_handover_tokens=config.handover_min_tokens)
 
     async def start(self) -> tuple[str, ...]:
         """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""

@@ -33,7 +33,7 @@ class MemoryTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Half-close."""
+        """SplitPart-close."""
         self.state = "lingering"
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from services.router.dispatch.sequence import (
 from services.router.dispatch.states import FINAL, SequenceEvent, SequenceState
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import AnyPlacer, Half, placement_request
+from services.router.placement import AnyPlacer, SplitPart, placement_request
 
 _log = get_logger(__name__)
 
@@ -185,7 +185,7 @@ class Dispatcher:
             self.lifecycle.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.state is SequenceState.PREFILLING:
             link.engine.full = link.engine.full or error.code in FOR_NOW
-            self._go_whole(sequence, "refused")
+            self._unsplit(sequence, "refused")
         elif sequence.state is SequenceState.RUNNING:
             self.lifecycle.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         elif not (error.retryable and self.lifecycle.retry_elsewhere(sequence, error.code)):
@@ -259,7 +259,7 @@ class Dispatcher:
     def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:
         """Apply an engine's end, with its last tokens, to a sequence."""
         lost = end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
-        if lost or sequence.request.placed is not Half.PROMPT:
+        if lost or sequence.request.placed_part is not SplitPart.PROMPT:
             end = complete(sequence, end, token_ids)
             if lost:
                 self._handovers.lost(sequence)
@@ -269,9 +269,9 @@ class Dispatcher:
         elif sequence.state is SequenceState.ABORTING:
             self.lifecycle.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         else:
-            self._handovers.first_half_ended(sequence, end)
+            self._handovers.prompt_ended(sequence, end)
             self.lifecycle.retry(sequence)
 
-    def _go_whole(self, sequence: LiveSequence, why: str) -> None:
-        self._handovers.go_whole(sequence, why)
+    def _unsplit(self, sequence: LiveSequence, why: str) -> None:
+        self._handovers.unsplit(sequence, why)
         self.lifecycle.retry(sequence)

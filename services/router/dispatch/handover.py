@@ -1,7 +1,8 @@
-"""Sequences of which one engine computes the prompt and another one the rest: what happens between the two.
+"""Handovers of split sequences: from the engine that computes the prompt to the one that computes the rest.
 
-The client sees one sequence, and admission counts one. It is placed for its prompt first; with the offer that
-this ends with, it is placed again. Whatever goes wrong in the first half, the second one computes the prompt.
+The client sees one sequence, and admission counts one. It is placed for its prompt first, and placed again
+with the offer of KV that the prefill engine ends with. If the prefill fails, the next engine computes the
+prompt, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from services.router.dispatch.sequence import Handover, LiveSequence
 from services.router.dispatch.states import SequenceEvent, SequenceState
 from services.router.fleet import Fleet
 from services.router.metrics import HandoverMetrics
-from services.router.placement import Half
+from services.router.placement import SplitPart
 
 _log = get_logger(__name__)
 
@@ -36,87 +37,88 @@ class Handovers:
         """Decide whether to split a new sequence. True: it follows another one that computes its prompt."""
         leader = sequence.same_prompt_as
         if leader is not None:
-            if leader.handover is None or not self.in_first_half(leader):
+            if leader.handover is None or not self.prompt_pending(leader):
                 return False
             leader.handover.followers.append(sequence)
             sequence.apply(SequenceEvent.FOLLOW)
             return True
         spec = sequence.spec
-        if not (resumed or sequence.alone) and divisible(spec) and self._divides(spec.model):
-            sequence.request.half = Half.PROMPT
+        if not (resumed or sequence.alone) and splittable(spec) and self._splits(spec.model):
+            sequence.request.part = SplitPart.PROMPT
             sequence.handover = Handover()
         return False
 
-    def _divides(self, model: str) -> bool:
-        """Whether there are engines for prompts alone."""
+    def _splits(self, model: str) -> bool:
         board = self._fleet.board(model)
         return _PREFILL in board.roles and bool(board.open_to(_PREFILL).any())
 
-    def in_first_half(self, sequence: LiveSequence) -> bool:
+    def prompt_pending(self, sequence: LiveSequence) -> bool:
         """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""
         queued = sequence.state is SequenceState.QUEUED
-        return sequence.request.half is Half.PROMPT or (queued and sequence.request.half is Half.REST)
+        return sequence.request.part is SplitPart.PROMPT or (
+            queued and sequence.request.part is SplitPart.REST
+        )
 
     def message(self, sequence: LiveSequence, submit: common_pb2.Submit) -> None:
-        """Complete what is sent to the engine that was chosen; the sequence is placed there."""
+        """Complete the submit to the engine on which a sequence was placed."""
         handover = sequence.handover
         if handover is None:
             return
-        placed = sequence.request.placed
-        if placed is Half.PROMPT:
+        placed = sequence.request.placed_part
+        if placed is SplitPart.PROMPT:
             submit.prefill_only = True
             sequence.budget = 0
             self._metrics.count("begun")
-        elif placed is Half.REST and handover.offer is not None:
+        elif placed is SplitPart.REST and handover.offer is not None:
             submit.kv_offer.CopyFrom(handover.offer)
         else:
-            if sequence.request.half is Half.REST:
+            if sequence.request.part is SplitPart.REST:
                 self._metrics.count("recomputed")
             self.withdraw(sequence)
 
     def sent(self, sequence: LiveSequence) -> None:
-        """Its engine was told: others that begin with its prompt go where it is computed to the end."""
-        if sequence.handover is None or sequence.request.placed is Half.PROMPT:
+        """Let the followers of a sequence be placed, once its decode engine is known."""
+        if sequence.handover is None or sequence.request.placed_part is SplitPart.PROMPT:
             return
-        sequence.request.half = sequence.request.placed
+        sequence.request.part = sequence.request.placed_part
         self._go_together(sequence.handover)
 
     def started(self, sequence: LiveSequence) -> None:
-        """It has its first tokens: what was offered has been fetched by now, or never will be."""
+        """Withdraw the offer of a sequence that has its first tokens: it was fetched, or never will be."""
         handover = sequence.handover
-        if handover is not None and sequence.request.placed is Half.REST:
+        if handover is not None and sequence.request.placed_part is SplitPart.REST:
             self._let_go(handover)
 
-    def first_half_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-        """An engine has ended its part: it is to be placed again, with the offer or without."""
+    def prompt_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+        """Take the end of the prefill engine: the offer of KV, or none if it failed."""
         handover, offer = sequence.handover, end.kv_offer
         usable = end.reason == common_pb2.FINISH_REASON_STOP and end.HasField("kv_offer")
         if handover is None or not (usable and acceptable(offer, sequence.prompt_len)):
-            self.go_whole(sequence, "failed")
+            self.unsplit(sequence, "failed")
             return
         handover.offer = common_pb2.KvOffer()
         handover.offer.CopyFrom(offer)
         handover.offered_by, handover.offer_handle = sequence.link, sequence.engine_handle
         handover.cached_tokens = min(end.usage.cached_tokens, sequence.prompt_len)
-        sequence.request.half = Half.REST
+        sequence.request.part = SplitPart.REST
         self._metrics.count("offered")
 
-    def go_whole(self, sequence: LiveSequence, why: str) -> None:
-        """The first half came to nothing: it is to be placed again, and another engine computes all of it."""
-        sequence.request.half = Half.WHOLE
+    def unsplit(self, sequence: LiveSequence, why: str) -> None:
+        """Have the next engine compute all of a sequence, as its prefill failed. `why` labels a metric."""
+        sequence.request.part = SplitPart.WHOLE
         self._metrics.count(why)
         _log.info("a prompt is not handed over", sequence=sequence.spec.request_id, why=why)
 
     def lost(self, sequence: LiveSequence) -> None:
-        """Its engine is gone. It ends, so that its resumption counts a death, and goes on whole."""
+        """Count the loss of an engine with a part of a sequence, which ends and is resumed whole."""
         state = sequence.state
         if state is SequenceState.PREFILLING or (
-            state is SequenceState.PLACED and sequence.request.placed is Half.REST
+            state is SequenceState.PLACED and sequence.request.placed_part is SplitPart.REST
         ):
             self._metrics.count("lost")
 
     def ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-        """The whole sequence has ended, with this end, which is put right."""
+        """Correct the end of a sequence: its counts of cached and transferred tokens."""
         handover = sequence.handover
         end.ClearField("kv_offer")
         if handover is None or handover.offer is None:
@@ -129,18 +131,18 @@ class Handovers:
             self._metrics.count("recomputed")
 
     def forget(self, sequence: LiveSequence) -> None:
-        """It is over: the offer is fetched no longer, and its prompt is not waited for. Idempotent."""
+        """Drop the handover of a sequence that ends, and its place among the followers. Idempotent."""
         self._drop_follower(sequence)
         handover = sequence.handover
         if handover is None:
             return
         self.withdraw(sequence)
-        sequence.request.half = Half.WHOLE
+        sequence.request.part = SplitPart.WHOLE
         self._go_together(handover)
         sequence.handover = None
 
     def withdraw(self, sequence: LiveSequence) -> None:
-        """Tell the first engine that its offer is not wanted any more."""
+        """Let the prefill engine drop its offer."""
         handover = sequence.handover
         if handover is not None and handover.offered_by is not None:
             self._let_go(handover)
@@ -152,7 +154,6 @@ class Handovers:
         handover.offered_by = None
 
     def _drop_follower(self, sequence: LiveSequence) -> None:
-        """A sequence that waits for its leader does so no longer."""
         leader = sequence.same_prompt_as
         handover = None if leader is None else leader.handover
         for waiting in (self.due, [] if handover is None else handover.followers):
@@ -160,20 +161,20 @@ class Handovers:
                 waiting.remove(sequence)
 
     def _go_together(self, handover: Handover) -> None:
-        """Have the followers placed, on their leader's engine if it has one."""
+        """Make the followers due: they are placed on their leader's engine, if it has one."""
         self.due += handover.followers
         handover.followers = []
 
 
-def divisible(spec: common_pb2.SequenceSpec) -> bool:
-    """Whether another engine may compute the prompt: of sequences that sample, and begin here."""
+def splittable(spec: common_pb2.SequenceSpec) -> bool:
+    """Whether a prefill engine may compute the prompt: only of sequences that sample, and are not resumed."""
     resumed = spec.HasField("prompt_len") and spec.prompt_len < len(spec.token_ids)
     others = spec.HasField("pooling") or spec.HasField("beam_search")
     return len(spec.token_ids) > 1 and not (resumed or others or spec.response.HasField("prompt_logprobs"))
 
 
 def acceptable(offer: common_pb2.KvOffer, prompt_len: int) -> bool:
-    """Whether an engine's offer keeps the contract."""
+    """Whether an offer of an engine keeps the contract."""
     return (
         well_formed(offer)
         and offer.connector != ""

@@ -117,7 +117,7 @@ class Blame:
     earned both failures: nothing counts, and what counted against the first engine is taken back. Nor does
     anything count where no other engine of the model is available: to give this one nothing would hold up
     the requests that it can answer. An engine of any role is another one, since an engine for prompts
-    computes whole sequences where there is no other (`HalvesPlacer`).
+    computes whole sequences where there is no other (`SplitPlacer`).
 
     A request is remembered for the breaker's window from its last failure on: as long as a fault counts, and
     as long as the request goes on failing.

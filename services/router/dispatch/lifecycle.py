@@ -30,7 +30,7 @@ from services.router.dispatch.sequence import LiveSequence, Target, trace_placed
 from services.router.dispatch.states import ON_ENGINE, SequenceEvent
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import AnyPlacer, Half
+from services.router.placement import AnyPlacer, SplitPart
 
 CallSoon = Callable[[Callable[[], None]], object]
 
@@ -397,7 +397,7 @@ class Lifecycle:
         if len(link.sequences) == (sequence.engine is engine):
             self._health.got_work(engine)
         self._last_handle += 1
-        prompt_alone = sequence.request.placed is Half.PROMPT
+        prompt_alone = sequence.request.placed_part is SplitPart.PROMPT
         sequence.apply(
             SequenceEvent.PLACE_PROMPT if prompt_alone else SequenceEvent.PLACE,
             Target(link, self._last_handle, kv_tokens),

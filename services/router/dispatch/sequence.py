@@ -281,14 +281,14 @@ def _width(pooling: common_pb2.Pooling, model: common_pb2.ModelInfo) -> int:
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """One sequence's. `followers` have the same prompt and wait until it is computed."""
+    """The handover of a split sequence. `followers` have the same prompt and wait until it is computed."""
 
     followers: list[LiveSequence] = field(default_factory=list)
     offer: common_pb2.KvOffer | None = None
     # Where the offer can be withdrawn.
     offered_by: EngineLink | None = None
     offer_handle: int = 0
-    # Prompt tokens that the first engine had cached.
+    # Prompt tokens that the prefill engine had cached.
     cached_tokens: int = 0
 
 

@@ -21,21 +21,21 @@ from services.router.placement.policy import (
     Candidates,
     Choice,
     Floats,
-    Half,
     Mask,
     Memory,
     PlacementPolicy,
     PlacementRequest,
     Prefixes,
     Rows,
+    SplitPart,
 )
 
 # Candidates that a receipt lists.
 MAX_LISTED = 16
-_HALVES = {
-    Half.WHOLE: router_pb2.ROUTE_HALF_WHOLE,
-    Half.PROMPT: router_pb2.ROUTE_HALF_PROMPT,
-    Half.REST: router_pb2.ROUTE_HALF_REST,
+_PARTS = {
+    SplitPart.WHOLE: router_pb2.ROUTE_HALF_WHOLE,
+    SplitPart.PROMPT: router_pb2.ROUTE_HALF_PROMPT,
+    SplitPart.REST: router_pb2.ROUTE_HALF_REST,
 }
 
 
@@ -97,7 +97,7 @@ class Receipt:
     decision_us: int
     placement: int
     matched_tokens: int
-    half: Half
+    part: SplitPart
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -120,7 +120,7 @@ class Receipt:
             queued_ms=self.queued_ms,
             decision_us=self.decision_us,
             placement=self.placement,
-            half=_HALVES[self.half],
+            half=_PARTS[self.part],
         )
 
     def attributes(self) -> dict[str, str | int | list[str] | list[int] | list[float]]:
@@ -131,7 +131,7 @@ class Receipt:
             "gen_ai.request.model": self.model,
             "catenary.route.policy": self.policy,
             "catenary.route.reason": self.reason,
-            "catenary.route.half": self.half.name.lower(),
+            "catenary.route.half": self.part.name.lower(),
             "catenary.route.placement": self.placement,
             "catenary.route.chosen": self.chosen,
             "catenary.route.lease_epoch": self.lease_epoch,
@@ -155,7 +155,7 @@ class Receipt:
             "sequence": self.request_id,
             "policy": self.policy,
             "reason": self.reason,
-            "half": self.half.name.lower(),
+            "half": self.part.name.lower(),
             "considered": self.considered,
             "prompt_tokens": self.prompt_tokens,
             "matched_tokens": self.matched_tokens,
@@ -333,7 +333,7 @@ class Placer:
             decision_us=max(0, int((self._clock() - began) * 1e6)),
             placement=request.placements,
             matched_tokens=matched,
-            half=request.placed,
+            part=request.placed_part,
         )
         self._receipts.add(receipt)
         if _level.isEnabledFor(logging.DEBUG):
@@ -419,12 +419,13 @@ _DECODE = engine_pb2.ENGINE_ROLE_DECODE
 _ANY = engine_pb2.ENGINE_ROLE_UNSPECIFIED
 
 
-class HalvesPlacer:
-    """Chooses what an engine computes of a sequence, and has a placer choose which; `request.placed` tells.
+class SplitPlacer:
+    """Splits sequences between prefill and decode engines, each chosen by a placer.
 
-    A prompt is computed apart if more than `min_handover_tokens` of it are cached nowhere where it could go
-    on, an engine for prompts has room, and so has one that takes their KV: else offers would pile up and
-    expire. Where there are only engines for prompts, they compute all of a sequence.
+    A prompt is computed apart if more than `min_handover_tokens` of it are cached on no engine that could
+    decode it, a prefill engine has room, and so has a decode engine: else offers would pile up and expire.
+    Where a model has prefill engines alone, they compute whole sequences. `request.placed_part` tells the
+    part that the chosen engine computes.
     """
 
     def __init__(self, placer: Placer, *, min_handover_tokens: int) -> None:
@@ -433,13 +434,13 @@ class HalvesPlacer:
         self._min_tokens = min_handover_tokens
 
     def place(self, request: PlacementRequest, *, excluding: Collection[Engine] = ()) -> Placed:
-        """As Placer.place, for the half that `request` is to be placed for if that can be had."""
-        half = request.half
-        if half is Half.REST or (half is Half.PROMPT and self._divides(request)):
-            role = _DECODE if half is Half.REST else _PREFILL
-            if (placed := self._try(request, half, role, excluding)) is not None:
+        """Choose an engine for `request.part` if one can take it, else for all of it. Raises Refused."""
+        part = request.part
+        if part is SplitPart.REST or (part is SplitPart.PROMPT and self._splits(request)):
+            role = _DECODE if part is SplitPart.REST else _PREFILL
+            if (placed := self._try(request, part, role, excluding)) is not None:
                 return placed
-        request.placed = Half.WHOLE
+        request.placed_part = SplitPart.WHOLE
         try:
             return self._placer.place(request, excluding=excluding)
         except Refused:
@@ -458,28 +459,28 @@ class HalvesPlacer:
     def _try(
         self,
         request: PlacementRequest,
-        half: Half,
+        part: SplitPart,
         role: engine_pb2.EngineRole.ValueType,
         excluding: Collection[Engine],
     ) -> Placed | None:
         """Place among the engines of a role; None if none of them can take it."""
         if not self.fleet.board(request.model).open_to(role, excluding).any():
             return None
-        request.placed = half
+        request.placed_part = part
         try:
             placed = self._placer.place(request, excluding=excluding, role=role)
         except Refused:
             return None
-        if half is Half.REST:
-            # The last token's logits are what is wanted of the prompt.
+        if part is SplitPart.REST:
+            # Of the prompt, only the logits of the last token are computed.
             request.uncached_tokens = 1
         return placed
 
-    def _divides(self, request: PlacementRequest) -> bool:
+    def _splits(self, request: PlacementRequest) -> bool:
         if len(request.token_ids) <= self._min_tokens:
             return False
         board = self.fleet.board(request.model)
         if not (board.open_to(_DECODE) & board.roomy(request.sequences)).any():
             return False
-        # What an engine for prompts has cached is of use to no other sequence.
+        # The cache of a prefill engine is of use to no decode engine.
         return self._placer.uncached_tokens(request, among=board.open_to(None)) > self._min_tokens

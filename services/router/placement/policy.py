@@ -80,7 +80,7 @@ class BlockNames(Sequence[bytes]):
         self._hashes.extend(self._token_ids[made * size : stop * size])
 
 
-class Half(Enum):
+class SplitPart(Enum):
     """The part of a sequence that an engine computes: all of it, its prompt, or what follows the prompt."""
 
     WHOLE = 1
@@ -114,8 +114,8 @@ class PlacementRequest:
     placements: int = 0
     uncached_tokens: int = 0
     # What an engine is to compute of it if that can be had, and what the one does that it was placed on.
-    half: Half = Half.WHOLE
-    placed: Half = Half.WHOLE
+    part: SplitPart = SplitPart.WHOLE
+    placed_part: SplitPart = SplitPart.WHOLE
     _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
 
     def names(self, block_size: int) -> BlockNames:

@@ -109,7 +109,7 @@ async def test_both_halves_and_what_is_refused_have_spans(spans: Spans, start_fl
     assert [route.attributes["catenary.route.half"] for route in routes] == ["prompt", "rest"]
     assert [span.parent for span in spans.named("prefill")] == [route.id for route in routes]
     assert [span.parent for span in spans.named("decode")] == [routes[1].id]
-    receipts = [receipt.half.name.lower() for receipt in fleet.router.receipts.find(None, 10)]
+    receipts = [receipt.part.name.lower() for receipt in fleet.router.receipts.find(None, 10)]
     assert receipts == ["rest", "prompt"]
 
 

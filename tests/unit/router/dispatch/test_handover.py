@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.split import ABORT, BOTH, DECODE, LONG, PREFILL, SHORT, World, offer, prompt_part, world
 
 from catenary.v1 import common_pb2
 from services.router.dispatch import AbortCause
-from tests.support.halves import ABORT, BOTH, DECODE, LONG, PREFILL, SHORT, World, first_half, offer, world
 
 __all__ = ["world"]
 
 
 def test_a_long_prompt_takes_both_ways_as_one_sequence(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     usage = common_pb2.Usage(cached_tokens=16)
     world.end(world.prefill, submit.handle, kv_offer=offer(), usage=usage)
     assert not world.sink.over
@@ -73,7 +73,7 @@ def test_where_there_are_only_engines_for_prompts_they_compute_all():
 
 
 def test_between_the_halves_it_waits_for_room_with_its_offer(world):
-    submit, other = first_half(world), first_half(world, 2)
+    submit, other = prompt_part(world), prompt_part(world, 2)
     for handle in range(10, 14):
         assert world.submit(handle, SHORT) is None
     shorts = world.submits(world.decode)
@@ -105,7 +105,7 @@ def test_offers_do_not_pile_up_where_nobody_takes_them(world):
 
 def test_samples_of_one_prompt_follow_their_leader(world):
     second_decoder = world.attach("e", DECODE)
-    submit = first_half(world)
+    submit = prompt_part(world)
     for handle in (2, 3, 4):
         assert world.submit(handle, leader=1) is None
     assert world.submits(world.decode) + world.submits(second_decoder) == []
@@ -123,7 +123,7 @@ def test_samples_of_one_prompt_follow_their_leader(world):
 
 
 def test_followers_of_a_leader_that_ends_go_on(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     assert world.submit(2, leader=1) is None
     world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT)
     world.end(world.prefill, submit.handle, reason=ABORT)

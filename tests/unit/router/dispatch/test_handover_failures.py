@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from catenary.columns import MalformedStep
-from catenary.v1 import common_pb2
-from services.router.dispatch import AbortCause, LossReason
-from tests.support.halves import (
+from tests.support.split import (
     ABORT,
     BOTH,
     BROKEN,
@@ -17,10 +13,14 @@ from tests.support.halves import (
     SHORT,
     STOP,
     World,
-    first_half,
     offer,
+    prompt_part,
     world,
 )
+
+from catenary.columns import MalformedStep
+from catenary.v1 import common_pb2
+from services.router.dispatch import AbortCause, LossReason
 
 __all__ = ["world"]
 
@@ -40,7 +40,7 @@ BAD_ENDS = {
 
 @pytest.mark.parametrize("name", BAD_ENDS)
 def test_a_first_half_that_fails_is_computed_with_the_second(world, name):
-    submit = first_half(world)
+    submit = prompt_part(world)
     world.end(world.prefill, submit.handle, **BAD_ENDS[name])
     (second,) = world.submits(world.decode)
     assert not second.HasField("kv_offer")
@@ -52,7 +52,7 @@ def test_a_first_half_that_fails_is_computed_with_the_second(world, name):
 
 @pytest.mark.parametrize("error", [BUSY, BROKEN])
 def test_a_first_half_that_is_refused_goes_on_whole(world, error):
-    submit = first_half(world)
+    submit = prompt_part(world)
     world.send(world.prefill, refusal=common_pb2.Refusal(handle=submit.handle, error=error))
     (second,) = world.submits(world.decode)
     assert not second.HasField("kv_offer")
@@ -61,11 +61,11 @@ def test_a_first_half_that_is_refused_goes_on_whole(world, error):
 
 def test_the_first_engine_is_lost_or_stalls(world):
     """Whoever resumes the sequence counts that as a death; it goes on whole."""
-    first_half(world)
+    prompt_part(world)
     world.membership.leave(world.prefill, LossReason.LEASE_EXPIRED)
     assert world.sink.over[1].error.code == LOST
     world.prefill = world.attach("p", PREFILL)
-    submit = first_half(world, 2)
+    submit = prompt_part(world, 2)
     lost = common_pb2.Error(code=LOST, retryable=True)
     world.dispatcher.give_up(world.prefill, lost, AbortCause.STALLED)
     assert world.sink.over[2].error == lost
@@ -73,7 +73,7 @@ def test_the_first_engine_is_lost_or_stalls(world):
     assert abort.abort.handle == submit.handle
     # What it says of it later is nobody's.
     world.end(world.prefill, submit.handle, kv_offer=offer())
-    submit = first_half(world, 3)
+    submit = prompt_part(world, 3)
     world.end(world.prefill, submit.handle, reason=common_pb2.FINISH_REASON_ERROR, error=lost)
     assert world.sink.over[3].error.code == LOST
     assert world.count("lost") == 3
@@ -86,14 +86,14 @@ def test_the_first_engine_is_lost_or_stalls(world):
 
 
 def test_nobody_died_where_the_first_engine_comes_back(world):
-    first_half(world)
+    prompt_part(world)
     world.prefill = world.attach("p", PREFILL)
     assert world.sink.over[1].error.code == common_pb2.ERROR_CODE_DRAINING
     world.check_idle()
 
 
 def test_the_second_engine_is_lost_before_anybody_saw_a_token(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     world.end(world.prefill, submit.handle, kv_offer=offer())
     world.submits(world.decode)
     world.membership.leave(world.decode, LossReason.STREAM_ENDED)
@@ -105,21 +105,21 @@ def test_the_second_engine_is_lost_before_anybody_saw_a_token(world):
 
 
 def test_tokens_of_a_first_half_break_the_contract(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     step = common_pb2.StepOutput(handles=[submit.handle], token_counts=[1], token_ids=[5])
     with pytest.raises(MalformedStep):
         world.send(world.prefill, step=step)
 
 
 def test_an_abort_reaches_the_half_that_it_is_in(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT)
     (abort,) = world.sent(world.prefill)
     assert abort.abort.handle == submit.handle
     # The offer was on its way: the engine withdraws it when the abort comes.
     world.end(world.prefill, submit.handle, kv_offer=offer())
     assert world.sink.over[1].reason == ABORT
-    submit = first_half(world, 2)
+    submit = prompt_part(world, 2)
     world.end(world.prefill, submit.handle, kv_offer=offer())
     (second,) = world.submits(world.decode)
     world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
@@ -133,7 +133,7 @@ def test_an_abort_reaches_the_half_that_it_is_in(world):
 
 def test_an_offer_without_an_engine_to_fetch_it_is_withdrawn(world):
     other = world.attach("b", BOTH)
-    submit = first_half(world)
+    submit = prompt_part(world)
     world.membership.leave(world.decode, LossReason.STREAM_ENDED)
     world.end(world.prefill, submit.handle, kv_offer=offer())
     (second,) = world.submits(other)
@@ -144,7 +144,7 @@ def test_an_offer_without_an_engine_to_fetch_it_is_withdrawn(world):
 
 
 def test_no_half_begins_anew_in_a_router_that_ends(world):
-    submit = first_half(world)
+    submit = prompt_part(world)
     assert world.submit(2, leader=1) is None
     over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
     world.dispatcher.lifecycle.close(over)

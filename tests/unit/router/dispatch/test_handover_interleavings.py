@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.split import BOTH, BROKEN, BUSY, DECODE, LONG, MAX_WAIT_S, PREFILL, SHORT, World, offer
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.dispatch import AbortCause, LossReason
-from tests.support.halves import BOTH, BROKEN, BUSY, DECODE, LONG, MAX_WAIT_S, PREFILL, SHORT, World, offer
 
 events = st.lists(
     st.tuples(
@@ -52,7 +52,7 @@ def play(world: World, what: str, number: int, gone: set[int]) -> None:
 
 
 def answer(world: World, link, what: str, handle: int) -> None:
-    half = link.sequences[handle].request.placed.name
+    half = link.sequences[handle].request.placed_part.name
     match what:
         case "offer":
             world.end(link, handle, kv_offer=offer(), usage=common_pb2.Usage(transferred_tokens=39))

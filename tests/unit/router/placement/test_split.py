@@ -6,14 +6,14 @@ import pytest
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Refused
-from services.router.placement import Half, HalvesPlacer
+from services.router.placement import SplitPart, SplitPlacer
 from tests.support.placement import BLOCK, World, request
 
 PROMPT = 4096
 
 
 def placer_of(world):
-    return HalvesPlacer(world.placer, min_handover_tokens=256)
+    return SplitPlacer(world.placer, min_handover_tokens=256)
 
 
 def test_what_only_an_engine_for_prompts_has_cached_is_not_computed_by_others():
@@ -21,16 +21,16 @@ def test_what_only_an_engine_for_prompts_has_cached_is_not_computed_by_others():
     prefill = world.attach("p", role=engine_pb2.ENGINE_ROLE_PREFILL, publishes_kv=True)
     decode = world.attach("d", role=engine_pb2.ENGINE_ROLE_DECODE, publishes_kv=True)
     placer = placer_of(world)
-    asked = request("a", range(PROMPT), half=Half.PROMPT)
+    asked = request("a", range(PROMPT), part=SplitPart.PROMPT)
     world.caches(prefill, asked, 1000)
     placed = placer.place(asked)
-    assert (placed.engine, asked.placed) == (prefill, Half.PROMPT)
+    assert (placed.engine, asked.placed_part) == (prefill, SplitPart.PROMPT)
     assert asked.uncached_tokens == PROMPT - 1000 * BLOCK
     # Where it could go on with what it has, it stays in one piece.
     world.caches(decode, asked, 1000)
-    asked = request("b", range(PROMPT), half=Half.PROMPT)
+    asked = request("b", range(PROMPT), part=SplitPart.PROMPT)
     placed = placer.place(asked)
-    assert (placed.engine, asked.placed) == (decode, Half.WHOLE)
+    assert (placed.engine, asked.placed_part) == (decode, SplitPart.WHOLE)
 
 
 def test_where_there_are_only_engines_for_prompts_they_may_be_full():

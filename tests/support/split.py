@@ -14,7 +14,7 @@ from services.router.admission import Admission, AdmissionLimits, QueueOptions, 
 from services.router.dispatch import Dispatcher, EngineHealth, Membership, PoisonBook
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
-from services.router.placement import HalvesPlacer, LeastLoaded, Placer
+from services.router.placement import LeastLoaded, Placer, SplitPlacer
 from tests.support.dispatcher import RecordingSink, hello
 
 BOTH, PREFILL, DECODE = (
@@ -40,7 +40,7 @@ class World:
         self.metrics = RouterMetrics(CollectorRegistry())
         health = EngineHealth(self.metrics, on_change=lambda: None, clock=lambda: self.now)
         whole = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
-        placer = HalvesPlacer(whole, min_handover_tokens=16)
+        placer = SplitPlacer(whole, min_handover_tokens=16)
         queues = QueueOptions((8,) * 4, (4000,) * 4, (MAX_WAIT_S,) * 4, (), 8, 10, 10)
         self.dispatcher = Dispatcher(
             self.admission,
@@ -127,7 +127,7 @@ def world():
     return world
 
 
-def first_half(world, handle=1, **fields):
+def prompt_part(world, handle=1, **fields):
     """Submits a long prompt; returns what its first engine is sent."""
     assert world.submit(handle, **fields) is None
     (submit,) = world.submits(world.prefill)
