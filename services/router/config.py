@@ -298,7 +298,7 @@ class RouterConfig(ResumeOptions, RpcConfig):
             sequences=self.lane_sequences,
             tokens=self.lane_tokens,
             wait_s=self.lane_wait_s,
-            kept_shares=self.lane_reserved,
+            reserved_shares=self.lane_reserved,
             tenant_share=self.tenant_share,
             promote_after_s=self.promote_after_s,
             quantum=self.fair_quantum,

@@ -35,28 +35,28 @@ class Places:
         self.load = ClassLoad()
         self.total = 0
         self.foreign = 0
-        self._kept = [0 for _ in LANES]
+        self._reserved = [0 for _ in LANES]
 
     def update(self, total: int, foreign: int) -> None:
         """Take over what the engines have now."""
         if total != self.total:
-            self._kept = [int(share * total) for share in self._shares] + [0] * (
+            self._reserved = [int(share * total) for share in self._shares] + [0] * (
                 len(LANES) - len(self._shares)
             )
         self.total, self.foreign = total, foreign
 
-    def kept(self, lane: int) -> int:
+    def reserved(self, lane: int) -> int:
         """Places that a class keeps from lower ones."""
-        return self._kept[lane]
+        return self._reserved[lane]
 
     def admits(self, lane: int, sequences: int) -> bool:
         """Whether a class leaves enough to the higher ones if it takes so many places more."""
-        if not self.total or not any(self._kept[:lane]):
+        if not self.total or not any(self._reserved[:lane]):
             return True
         placed = self.load.placed
-        idle = sum(max(0, self._kept[each] - placed[each]) for each in range(lane))
+        idle = sum(max(0, self._reserved[each] - placed[each]) for each in range(lane))
         # More than it could ever get: then all that it can get.
-        wanted = min(sequences, max(1, self.total - sum(self._kept[:lane])))
+        wanted = min(sequences, max(1, self.total - sum(self._reserved[:lane])))
         return self.total - self.foreign - sum(placed) - wanted >= idle
 
 

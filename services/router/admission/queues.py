@@ -66,7 +66,7 @@ class DrainRate:
 class QueueOptions:
     """Bounds of what waits for a model; tuples have a value for each class, the most urgent first.
 
-    `sequences`, `tokens`: that may wait; 0 lets nothing wait. `wait_s`: longest wait. `kept_shares`: of
+    `sequences`, `tokens`: that may wait; 0 lets nothing wait. `wait_s`: longest wait. `reserved_shares`: of
     places that a class keeps from lower ones. `tenant_share`: of a lane's bounds that one named tenant may
     take. `quantum`: tokens of a tenant's turn. `unserved_s`: how long after an engine served a model last
     requests for it may wait.
@@ -75,7 +75,7 @@ class QueueOptions:
     sequences: tuple[int, ...] = (64, 1024, 1024, 4096)
     tokens: tuple[int, ...] = (1 << 20, 1 << 22, 1 << 22, 1 << 23)
     wait_s: tuple[float, ...] = (10.0, 30.0, 60.0, 600.0)
-    kept_shares: tuple[float, ...] = (0.02, 0.03, 0.05)
+    reserved_shares: tuple[float, ...] = (0.02, 0.03, 0.05)
     tenant_share: float = 0.5
     promote_after_s: float = 10.0
     quantum: int = 2048
@@ -103,7 +103,7 @@ class ModelQueue(Generic[T]):
     def __init__(self, model: str, options: QueueOptions, cost: Callable[[Ticket[T]], int]) -> None:
         self.model = model
         self.lanes: Lanes[T] = Lanes(options.quantum, cost, options.promote_after_s)
-        self.places = Places(options.kept_shares)
+        self.places = Places(options.reserved_shares)
         self.held = [Held() for _ in LANES]
         # Whether an engine serves the model, and when one was last seen to; None: never.
         self.served = False

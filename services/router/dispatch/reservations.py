@@ -42,13 +42,13 @@ class EngineLinks:
 
     def reserve(self, engine: Engine, owner: object) -> None:
         """Give an engine nothing but `owner` from here on, and have it refuse what other routers submit."""
-        engine.kept_for = owner
+        engine.reserved_for = owner
         if (link := self.of(engine)) is not None:
             link.keep(wanted=True)
 
     def release(self, engine: Engine) -> None:
         """End the reservation of an engine."""
-        engine.kept_for = None
+        engine.reserved_for = None
         if (link := self.of(engine)) is not None:
             link.keep(wanted=False)
 
@@ -90,7 +90,7 @@ class QuarantineQueue:
         self._release(sequence)
         if next(iter(row)) is not sequence:
             return
-        free = [engine for engine in self._fleet.candidates(request.model) if engine.kept_for is None]
+        free = [engine for engine in self._fleet.candidates(request.model) if engine.reserved_for is None]
         if free:
             self._reserve(sequence, min(free, key=lambda engine: engine.sequences))
 
@@ -166,7 +166,7 @@ class Reservations:
         free = [
             engine
             for engine in self._fleet.candidates(request.model)
-            if engine.kept_for is None and engine.kv_tokens >= request.kv_tokens
+            if engine.reserved_for is None and engine.kv_tokens >= request.kv_tokens
         ]
         if free:
             engine = min(free, key=_taken)

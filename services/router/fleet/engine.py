@@ -60,7 +60,7 @@ _WEIGHED = frozenset(
         "stalled",
         "draining",
         "full",
-        "kept_for",
+        "reserved_for",
         "reported_at",
         "placed_sequences",
         "placed_tokens",
@@ -106,11 +106,11 @@ class Engine:
     # Sequences that it is given beyond those it runs at once: no place stays empty for a round trip.
     backlog: int = 0
     kv: KvLoad = field(default_factory=KvLoad)
-    # It refused a sequence because it is full, or is kept for another router: given nothing before it reports
+    # It refused a sequence as it is full, or is reserved by another router: given nothing before it reports
     # again.
     full: bool = False
     # What has it for itself, or waits until it has.
-    kept_for: object = None
+    reserved_for: object = None
     # None until the first one of this epoch.
     report: engine_pb2.LoadReport | None = None
     # Kept by LoadGuard alone.

@@ -45,7 +45,7 @@ class Board:
         """The roles of its engines: most fleets need not be looked through for one of them."""
         self._publishes = np.array([engine.publishes_kv for engine in engines], dtype=np.bool_)
         # Rows of those that are reserved.
-        self._kept: set[int] = set()
+        self._reserved: set[int] = set()
         self._available = np.zeros(count, dtype=np.bool_)
         self._row_of = {engine.epoch: row for row, engine in enumerate(engines)}
         for row, engine in enumerate(engines):
@@ -65,10 +65,10 @@ class Board:
         self.held[row] = engine.kv.held
         self.reported_at[row] = engine.reported_at
         self._available[row] = engine.available
-        if engine.kept_for is None:
-            self._kept.discard(row)
+        if engine.reserved_for is None:
+            self._reserved.discard(row)
         else:
-            self._kept.add(row)
+            self._reserved.add(row)
 
     def row_of(self, epoch: int) -> int | None:
         """Row of the attachment with this epoch, if it is here."""
@@ -94,10 +94,10 @@ class Board:
         return mask
 
     def free_for(self, owner: object) -> Mask:
-        """Which engines are not kept for another one than `owner`."""
+        """Which engines are not reserved for another one than `owner`."""
         mask: Mask = np.ones(len(self.engines), dtype=np.bool_)
-        for row in self._kept:
-            mask[row] = self.engines[row].kept_for is owner
+        for row in self._reserved:
+            mask[row] = self.engines[row].reserved_for is owner
         return mask
 
     def roomy(self, sequences: int, tokens: int | Floats = 0) -> Mask:

@@ -386,7 +386,7 @@ class Placer:
         self, request: PlacementRequest, engine: Engine, role: engine_pb2.EngineRole.ValueType | None
     ) -> bool:
         """Whether the only engine of a model can plainly take a request; if not, columns say why."""
-        if request.alone or engine.kept_for is not None or not engine.available or not engine.does(role):
+        if request.alone or engine.reserved_for is not None or not engine.available or not engine.does(role):
             return False
         return has_room(engine, request.sequences, request.kv_tokens)
 

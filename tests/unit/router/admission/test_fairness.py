@@ -233,7 +233,7 @@ def test_reserved_places_hold_whatever_comes(total, script):
             placed[lane] -= min(placed[lane], sequences)
         elif places.admits(lane, sequences) and sum(placed) + sequences <= total:
             placed[lane] += sequences
-            kept = sum(max(0, places.kept(each) - placed[each]) for each in range(lane))
+            kept = sum(max(0, places.reserved(each) - placed[each]) for each in range(lane))
             assert total - sum(placed) >= kept
     # And no class is shut out of an empty fleet, however small.
     places.load.placed[:] = [0, 0, 0, 0]

@@ -82,15 +82,15 @@ def test_who_needs_more_than_there_is_holds_up_one_engine_and_not_the_others():
         assert world.submit(handle, **fields) is None
     world.tick()
     # Two places are left on each.
-    if kept.engine.kept_for is None:
+    if kept.engine.reserved_for is None:
         kept, other = other, kept
     assert [s.handle for s in other.sequences.values()][1:] == [3, 4]
     assert len(kept.sequences) == 1
-    assert kept.engine.kept_for is world.sequences[2].request
+    assert kept.engine.reserved_for is world.sequences[2].request
     world.step(kept, list(kept.sequences), ends=True)
     world.tick()
     assert [s.handle for s in kept.sequences.values()] == [2]
-    assert kept.engine.kept_for is other.engine.kept_for is None
+    assert kept.engine.reserved_for is other.engine.reserved_for is None
     world.step(other, list(other.sequences)[:1], ends=True)
     world.tick()
     assert [s.handle for s in other.sequences.values()] == [3, 4, 5]
@@ -116,7 +116,7 @@ def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
     for handle, fields in ((0, {}), (1, {}), (2, WIDE)):
         world.submit(handle, **fields)
     world.tick()
-    (kept,) = (link for link in links if link.engine.kept_for is not None)
+    (kept,) = (link for link in links if link.engine.reserved_for is not None)
     (other,) = (link for link in links if link is not kept)
     if how == "abort":
         world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
@@ -127,7 +127,7 @@ def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
         world.membership.leave(kept, LossReason.STREAM_ENDED)
         world.links.remove(kept)
         world.dispatcher.lifecycle.tick()
-        assert other.engine.kept_for is world.sequences[2].request
+        assert other.engine.reserved_for is world.sequences[2].request
         world.step(other, list(other.sequences), ends=True)
         world.tick()
         assert [s.handle for s in other.sequences.values()] == [2]
@@ -135,10 +135,10 @@ def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
         for _ in range(3):
             world.health.failed(kept.engine)
         world.dispatcher.lifecycle.tick()
-        assert other.engine.kept_for is world.sequences[2].request
+        assert other.engine.reserved_for is world.sequences[2].request
         world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
-    assert kept.engine.kept_for is None or how == "loss"
-    assert other.engine.kept_for is None
+    assert kept.engine.reserved_for is None or how == "loss"
+    assert other.engine.reserved_for is None
 
 
 def test_when_an_engine_comes_is_not_told_by_how_fast_a_queue_emptied():
@@ -179,7 +179,7 @@ def test_sequences_for_engines_of_their_own_take_turns_within_the_bounds_of_thei
         world.step(link, list(link.sequences), ends=True)
         world.tick()
     world.check_idle()
-    assert not link.engine.kept_for
+    assert not link.engine.reserved_for
 
 
 def test_nothing_waits_in_a_router_that_drains():

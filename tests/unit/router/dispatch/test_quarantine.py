@@ -76,7 +76,7 @@ def test_a_turn_ends_after_its_sequence_and_before_the_next_one_has_its_own():
     assert sent(link) == [placed, False, True]
     world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
     assert sent(link) == [False]
-    assert not link.engine.kept_for
+    assert not link.engine.reserved_for
 
 
 def test_an_engine_is_kept_for_a_lone_sequence_to_its_first_token():

@@ -15,7 +15,7 @@ WEIGHED = ["placed_sequences", "placed_tokens", "placed_prefill", "stalled", "dr
 SERVING = engine_pb2.ENGINE_STATE_SERVING
 events = st.lists(
     st.tuples(
-        st.sampled_from([*WEIGHED, "kept_for", "report", "attach", "again", "detach", "breaker", "look"]),
+        st.sampled_from([*WEIGHED, "reserved_for", "report", "attach", "again", "detach", "breaker", "look"]),
         st.integers(0, 5),
         st.integers(0, 9),
     ),
@@ -54,7 +54,7 @@ def check(fleet: Fleet) -> None:
         assert [fleet_has_room(engine, sequences, tokens) for engine in board.engines] == roomy
         if tokens:
             assert board.roomy(sequences, np.full(len(board), float(tokens))).tolist() == roomy
-    kept = [engine.kept_for for engine in board.engines]
+    kept = [engine.reserved_for for engine in board.engines]
     assert board.free_for("a").tolist() == [owner in (None, "a") for owner in kept]
 
 
@@ -86,8 +86,8 @@ def test_columns_say_what_the_engines_say(history):
             for _ in range(3):
                 engine.breaker.failed(world.now)
             engine.touch()
-        elif what == "kept_for":
-            engine.kept_for = [None, "a", "b"][value % 3]
+        elif what == "reserved_for":
+            engine.reserved_for = [None, "a", "b"][value % 3]
         elif what in ("stalled", "draining", "full"):
             setattr(engine, what, value > 4)
         else:
