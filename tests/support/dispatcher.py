@@ -115,11 +115,11 @@ class World:
         self.links = [known for known in self.links if not known.closed] + [link]
         return link
 
-    def submit(self, handle, tokens=3, *, resumed=False, alone=False, **fields):
+    def submit(self, handle, tokens=3, *, resumed=False, quarantined=False, **fields):
         spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * tokens, **fields)
         try:
             self.sequences[handle] = self.dispatcher.submit(
-                handle, spec, self.sink, resumed=resumed, alone=alone
+                handle, spec, self.sink, resumed=resumed, quarantined=quarantined
             )
         except Refused as refusal:
             return refusal.error

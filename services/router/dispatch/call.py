@@ -101,7 +101,7 @@ class PlainCall:
     def _submit(self) -> LiveSequence:
         attempt = self._resumable
         return self._dispatcher.submit(
-            0, attempt.spec(), self, resumed=attempt.resumed, alone=attempt.quarantined
+            0, attempt.spec(), self, resumed=attempt.resumed, quarantined=attempt.quarantined
         )
 
     def _retry(self) -> None:

@@ -86,7 +86,7 @@ class Dispatcher:
         *,
         same_prompt_as: LiveSequence | None = None,
         resumed: bool = False,
-        alone: bool = False,
+        quarantined: bool = False,
     ) -> LiveSequence:
         """Admit a sequence, and place it on an engine or queue it.
 
@@ -96,7 +96,7 @@ class Dispatcher:
             sink: receives its output and its end; a refusal after a wait, too.
             same_prompt_as: one with the same prompt, whose engine is preferred if that has room.
             resumed: it was admitted before: it waits in front of others, and no queue is too full for it.
-            alone: it is in quarantine: its engine computes nothing else until its first token.
+            quarantined: its engine computes nothing else until its first token.
 
         Raises:
             Refused: it was not accepted, and nothing is counted.
@@ -109,7 +109,7 @@ class Dispatcher:
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
             guard = self.lifecycle.admit(self._admission, spec, resumed=resumed)
-            request = placement_request(spec, alone=alone)
+            request = placement_request(spec, quarantined=quarantined)
             sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as, resumed=resumed)
             if self._handovers.begin(sequence, resumed=resumed):
                 return sequence
@@ -253,7 +253,7 @@ class Dispatcher:
             return
         sequence.apply(SequenceEvent.OUTPUT)
         self._handovers.started(sequence)
-        if sequence.alone:
+        if sequence.quarantined:
             self.lifecycle.accompany(sequence)
 
     def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:

@@ -43,7 +43,7 @@ class Handovers:
             sequence.apply(SequenceEvent.FOLLOW)
             return True
         spec = sequence.spec
-        if not (resumed or sequence.alone) and splittable(spec) and self._splits(spec.model):
+        if not (resumed or sequence.quarantined) and splittable(spec) and self._splits(spec.model):
             sequence.request.part = SplitPart.PROMPT
             sequence.handover = Handover()
         return False

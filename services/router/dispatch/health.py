@@ -186,7 +186,7 @@ class PoisonBook:
             return error
         if sequence.link.engine.leaving:
             return ENGINE_LEFT
-        if not sequence.alone or sequence.emitted:
+        if not sequence.quarantined or sequence.emitted:
             return error
         self._known.add(sequence.spec)
         self._on_convicted()

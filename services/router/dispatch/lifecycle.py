@@ -109,7 +109,7 @@ class Lifecycle:
         self.resumed += sequence.resumed
         self._look(now)
         ticket = sequence.ticket = queues.ticket(
-            sequence, spec, now, first=sequence.resumed, apart=sequence.alone
+            sequence, spec, now, first=sequence.resumed, apart=sequence.quarantined
         )
         if not self._fleet.knows(spec.model):
             # No queue for a name that a client may invent.
@@ -330,7 +330,7 @@ class Lifecycle:
     ) -> None:
         sequence.apply(SequenceEvent.ENQUEUE)
         self.queues.add(ticket, now, foremost=foremost)
-        if sequence.alone:
+        if sequence.quarantined:
             self._quarantine.wait(sequence)
 
     def _dequeue(self, sequence: LiveSequence, now: float) -> bool:
@@ -346,7 +346,7 @@ class Lifecycle:
             self._metrics.lanes.waited(ticket.home, now - ticket.since)
             return True
         if error.code in _WAITS:
-            if sequence.alone:
+            if sequence.quarantined:
                 self._quarantine.wait(sequence)
             return False
         self.refuse(sequence, error)
@@ -388,7 +388,7 @@ class Lifecycle:
             kv_tokens = max(0, request.kv_tokens - placed.receipt.matched_tokens)
         sequence.traceparent = trace_placed(sequence.spec, placed.receipt)
         self._send(sequence, engine, kv_tokens)
-        if sequence.alone:
+        if sequence.quarantined:
             self._quarantine.placed(sequence, engine)
 
     def _send(self, sequence: LiveSequence, engine: Engine, kv_tokens: int) -> None:
@@ -406,7 +406,7 @@ class Lifecycle:
             handle=sequence.engine_handle,
             spec=sequence.spec,
             same_prompt_as=sequence.leader_handle(),
-            alone=sequence.alone,
+            alone=sequence.quarantined,
         )
         if sequence.traceparent:
             submit.spec.traceparent = sequence.traceparent

@@ -107,7 +107,6 @@ class LiveSequence:
     __slots__ = (
         "abort_wanted_answer",
         "aborted_at",
-        "alone",
         "alternatives",
         "budget",
         "emitted",
@@ -119,6 +118,7 @@ class LiveSequence:
         "link",
         "prompt_alternatives",
         "prompt_scored",
+        "quarantined",
         "refused_by",
         "request",
         "results",
@@ -155,7 +155,7 @@ class LiveSequence:
         # It was admitted before, here or by another router.
         self.resumed = resumed
         # Its engine has nothing else until its first token.
-        self.alone = request.alone
+        self.quarantined = request.quarantined
         # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
         self.same_prompt_as = same_prompt_as
         self.spec = spec

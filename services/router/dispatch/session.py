@@ -145,7 +145,7 @@ class Session:
             # A hint: a handle that is not live means nothing.
             leader = self._live.get(submit.same_prompt_as) if submit.HasField("same_prompt_as") else None
             sequence = self._dispatcher.submit(
-                handle, spec, self, same_prompt_as=leader, resumed=submit.resumed, alone=submit.alone
+                handle, spec, self, same_prompt_as=leader, resumed=submit.resumed, quarantined=submit.alone
             )
         except Refused as refusal:
             self._answer_refusal(handle, refusal.error)

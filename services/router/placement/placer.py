@@ -328,7 +328,7 @@ class Placer:
             considered=len(candidates),
             chosen=engine.instance_id,
             lease_epoch=engine.epoch,
-            reason="alone" if request.alone else choice.reason,
+            reason="alone" if request.quarantined else choice.reason,
             queued_ms=request.queued_ms,
             decision_us=max(0, int((self._clock() - began) * 1e6)),
             placement=request.placements,
@@ -386,13 +386,18 @@ class Placer:
         self, request: PlacementRequest, engine: Engine, role: engine_pb2.EngineRole.ValueType | None
     ) -> bool:
         """Whether the only engine of a model can plainly take a request; if not, columns say why."""
-        if request.alone or engine.reserved_for is not None or not engine.available or not engine.does(role):
+        if (
+            request.quarantined
+            or engine.reserved_for is not None
+            or not engine.available
+            or not engine.does(role)
+        ):
             return False
         return has_room(engine, request.sequences, request.kv_tokens)
 
     def _roomy(self, request: PlacementRequest, board: Board, free: Mask) -> Mask:
         roomy: Mask
-        if request.alone:
+        if request.quarantined:
             roomy = free & (board.sequences == 0) & (board.room > 0)
             return roomy
         needed = request.kv_tokens

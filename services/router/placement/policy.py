@@ -90,13 +90,13 @@ class SplitPart(Enum):
 
 @dataclass(slots=True, eq=False)
 class PlacementRequest:
-    """The facts that a policy may look at. One object for a sequence's life: blocks are named once.
+    """What a policy may look at: one object for all placements of a sequence, so blocks are named once.
 
-    `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in an earlier life.
-    `salt`: of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`:
-    the engine that has the same prompt, if one has; the placer prefers that one if it can take the request,
-    and does not ask the policy then. `alone`: only an engine without work will do. `kv_tokens`: that it needs
-    room for; 0 for what keeps no KV. `queued_ms`: how long it has waited, for the receipt.
+    `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in earlier attempts. `salt`:
+    of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`: the engine
+    of a sequence with the same prompt; the placer prefers it if it has room, and asks no policy then.
+    `quarantined`: only an engine without work will do. `kv_tokens`: tokens of KV that it needs room for; 0 for
+    what keeps no KV. `queued_ms`: its wait, for the receipt.
     """
 
     request_id: str
@@ -107,13 +107,13 @@ class PlacementRequest:
     session_id: str = ""
     sequences: int = 1
     beside: Engine | None = None
-    alone: bool = False
+    quarantined: bool = False
     kv_tokens: int = 0
     queued_ms: int = 0
-    # Kept by the placer: how often it was placed, and what its engine is to compute as far as is known.
+    # Set by the placer: how often it was placed, and the tokens that its engine probably has to compute.
     placements: int = 0
     uncached_tokens: int = 0
-    # What an engine is to compute of it if that can be had, and what the one does that it was placed on.
+    # The part to place, if an engine can take it; and the part for which it was placed.
     part: SplitPart = SplitPart.WHOLE
     placed_part: SplitPart = SplitPart.WHOLE
     _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
@@ -126,7 +126,7 @@ class PlacementRequest:
         return names
 
 
-def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> PlacementRequest:
+def placement_request(spec: common_pb2.SequenceSpec, *, quarantined: bool = False) -> PlacementRequest:
     """The request for placement of a valid sequence."""
     return PlacementRequest(
         request_id=spec.request_id,
@@ -136,7 +136,7 @@ def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> 
         salt=spec.cache_salt.encode(),
         session_id=spec.session_id,
         sequences=sequences_of(spec),
-        alone=alone,
+        quarantined=quarantined,
         # One more than it has: nothing can be generated without room for it.
         kv_tokens=0 if spec.HasField("pooling") else len(spec.token_ids) + 1,
     )

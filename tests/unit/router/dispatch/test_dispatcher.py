@@ -134,7 +134,7 @@ async def test_a_plain_call_counts_as_resumed_once_it_goes_on():
 def test_only_engines_that_died_speak_against_what_they_computed_alone(reason):
     world = World()
     link = world.attach()
-    assert world.submit(1, alone=True, resumed=True) is None
+    assert world.submit(1, quarantined=True, resumed=True) is None
     world.membership.leave(link, reason)
     in_order = reason in (LossReason.REPLACED, LossReason.ROUTER_STOPPED)
     error = world.sink.over[1].error

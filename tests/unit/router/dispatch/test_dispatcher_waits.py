@@ -164,9 +164,9 @@ def test_sequences_for_engines_of_their_own_take_turns_within_the_bounds_of_thei
     link = world.attach()
     world.submit(0)
     for handle in range(1, 5):
-        assert world.submit(handle, alone=True) is None
-    assert "lane-sequences" in world.submit(5, alone=True).message
-    assert world.submit(6, alone=True, resumed=True) is None
+        assert world.submit(handle, quarantined=True) is None
+    assert "lane-sequences" in world.submit(5, quarantined=True).message
+    assert world.submit(6, quarantined=True, resumed=True) is None
     tried = []
     place = world.placer.place
     world.placer.place = lambda request, **kw: tried.append(request) or place(request, **kw)

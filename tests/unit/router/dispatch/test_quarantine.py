@@ -85,7 +85,7 @@ def test_an_engine_is_kept_for_a_lone_sequence_to_its_first_token():
     world.submit(0)
     (busy,) = link.sequences
     for handle in (1, 2):
-        world.submit(handle, alone=True)
+        world.submit(handle, quarantined=True)
     world.tick()
     assert sent(link) == [True, busy]
     world.step(link, [busy], ends=True)
@@ -107,6 +107,6 @@ def test_an_engine_is_kept_for_a_lone_sequence_to_its_first_token():
 def test_a_lone_sequence_that_is_placed_at_once_comes_after_the_word_that_keeps_its_engine():
     world = World()
     link = world.attach()
-    world.submit(1, alone=True)
+    world.submit(1, quarantined=True)
     (handle,) = link.sequences
     assert sent(link) == [True, handle]

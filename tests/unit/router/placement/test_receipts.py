@@ -121,5 +121,5 @@ def test_a_lone_request_goes_to_an_engine_without_work_or_nowhere():
     busy.placed_sequences = 1
     placer = placer_of(fleet, ReceiptBook(1))
     asked = request("r")
-    asked.alone = True
+    asked.quarantined = True
     assert placer.place(asked).engine is idle
