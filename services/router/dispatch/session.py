@@ -26,13 +26,9 @@ class SessionOutbox(Outbox[router_pb2.SessionResponse]):
         self._answers: Messages[router_pb2.SessionResponse] = Messages()
         self._models: Messages[router_pb2.SessionResponse] = Messages()
         self._shed: Messages[router_pb2.SessionResponse] = Messages()
-        self._steps: Steps[router_pb2.SessionResponse] = Steps(_step)
-        super().__init__(self._answers, self._models, self._shed, self._steps, limit=max_unread)
-
-    def row(self, handle: int, *, first: bool = False) -> StepRow:
-        """Return the waiting row of a sequence, made if there is none. `first`: it had no row before."""
-        self.wake()
-        return self._steps.row(handle, first=first)
+        self.steps: Steps[router_pb2.SessionResponse] = Steps(_step)
+        """Rows that are put here wake no writer: see `wake`."""
+        super().__init__(self._answers, self._models, self._shed, self.steps, limit=max_unread)
 
     def answer(self, response: router_pb2.SessionResponse) -> None:
         """Queue a refusal or an abort result."""
@@ -109,15 +105,20 @@ class Session:
 
     def row(self, handle: int) -> StepRow:
         """See Sink."""
-        if handle in self._silent:
+        first = handle in self._silent
+        if first:
             self._silent.remove(handle)
-            return self.outbox.row(handle, first=True)
-        return self.outbox.row(handle)
+        row = self.outbox.steps.row(handle, first=first)
+        if not row.token_ids:
+            # A row with tokens has woken the writer before.
+            self.outbox.wake()
+        return row
 
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
         """See Sink."""
         self._forget(handle)
-        self.outbox.row(handle).end = end
+        self.outbox.steps.row(handle).end = end
+        self.outbox.wake()
 
     def refuse(self, handle: int, error: common_pb2.Error) -> None:
         """See Sink."""

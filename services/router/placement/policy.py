@@ -95,8 +95,8 @@ class PlacementRequest:
     `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in earlier attempts. `salt`:
     of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`: the engine
     of a sequence with the same prompt; the placer prefers it if it has room, and asks no policy then.
-    `quarantined`: only an engine without work will do. `kv_tokens`: tokens of KV that it needs room for; 0 for
-    what keeps no KV. `queued_ms`: its wait, for the receipt.
+    `quarantined`: only an engine without work will do. `kv_tokens`: tokens of KV that it needs room for; 0
+    for what keeps no KV. `queued_ms`: its wait, for the receipt.
     """
 
     request_id: str

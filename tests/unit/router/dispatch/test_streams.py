@@ -35,7 +35,7 @@ async def test_all_rows_of_a_tick_are_one_message():
     outbox = SessionOutbox(max_unread=10)
     messages = outbox.messages()
     for handle in (1, 2, 1):
-        outbox.row(handle).append(row(handle, 5, 6))
+        outbox.steps.row(handle).append(row(handle, 5, 6))
     step = (await anext(messages)).step
     assert list(step.handles) == [1, 2]
     assert list(step.token_counts) == [4, 2]
@@ -56,18 +56,18 @@ async def test_only_the_newest_models_wait_and_answers_come_first():
 async def test_a_message_that_was_merged_for_long_is_cut_between_rows():
     outbox = SessionOutbox(max_unread=10)
     for handle in (1, 2, 3):
-        outbox.row(handle).append(row(handle, *[7] * (MAX_STEP_WEIGHT // 2 + 1)))
+        outbox.steps.row(handle).append(row(handle, *[7] * (MAX_STEP_WEIGHT // 2 + 1)))
     messages = outbox.messages()
     assert [list((await anext(messages)).step.handles) for _ in range(3)] == [[1], [2], [3]]
 
 
 async def test_first_rows_go_before_what_others_go_on_with() -> None:
     outbox = SessionOutbox(max_unread=10)
-    outbox.row(1).append(row(1, 10))
-    outbox.row(2, first=True).append(row(2, 20))
-    outbox.row(3).append(row(3, 30))
+    outbox.steps.row(1).append(row(1, 10))
+    outbox.steps.row(2, first=True).append(row(2, 20))
+    outbox.steps.row(3).append(row(3, 30))
     # It still waits: what follows is its first message, too.
-    outbox.row(2).append(row(2, 21))
+    outbox.steps.row(2).append(row(2, 21))
     assert outbox.unread == 3
     outbox.close(flush=True)
     steps = [message.step async for message in outbox.messages()]
@@ -95,7 +95,7 @@ async def test_no_room_until_what_waits_is_read():
 async def test_what_waits_at_the_close_is_dropped_or_flushed():
     for flush, left in ((False, 0), (True, 2)):
         outbox = SessionOutbox(max_unread=10)
-        outbox.row(1).append(row(1, 5))
+        outbox.steps.row(1).append(row(1, 5))
         outbox.answer(router_pb2.SessionResponse(refusal=common_pb2.Refusal(handle=9)))
         outbox.close(flush=flush)
         assert len([message async for message in outbox.messages()]) == left
