@@ -28,7 +28,7 @@ PROMPT = 512
 
 def queues(waiting: int, tenants: int) -> tuple[float, float]:
     """Microseconds to let one of `waiting` sequences wait, and to take the next one."""
-    room: WaitingRoom[int] = WaitingRoom(QueueOptions(), lambda ticket: ticket.tokens)
+    room: WaitingRoom[int] = WaitingRoom(QueueOptions(), lambda entry: entry.tokens)
     rng = random.Random(0)
     specs = [
         common_pb2.SequenceSpec(
@@ -38,7 +38,7 @@ def queues(waiting: int, tenants: int) -> tuple[float, float]:
     ]
     began = time.perf_counter()
     for number, spec in enumerate(specs):
-        room.add(room.ticket(number, spec, 0.0, first=False, apart=False), 0.0)
+        room.add(room.entry(number, spec, 0.0, first=False, apart=False), 0.0)
     added = time.perf_counter()
     lanes = room.queue_of("m").lanes
     while len(room):

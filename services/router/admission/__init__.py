@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.router.admission.guard import Admission, AdmissionLimits, Ledger, LoadGuard
-from services.router.admission.lanes import CLASSES, LANE_NAMES, Ticket, lane_of
+from services.router.admission.lanes import CLASSES, LANE_NAMES, QueuedSequence, lane_of
 from services.router.admission.queues import (
     LaneView,
     ModelQueue,
@@ -32,11 +32,11 @@ __all__ = [
     "LoadGuard",
     "ModelQueue",
     "QueueOptions",
+    "QueuedSequence",
     "Refused",
     "RefusedFor",
     "Shedding",
     "SpecLimits",
-    "Ticket",
     "WaitingRoom",
     "lane_of",
     "not_served",

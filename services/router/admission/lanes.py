@@ -2,9 +2,9 @@
 
 Tenants take turns: deficit round robin, by Shreedhar and Varghese (SIGCOMM 1995). Each round, every tenant
 that waits may spend one quantum of tokens more, in a fixed order; what it cannot spend because its next
-ticket costs more, it keeps. Rounds in which no tenant can spend are not gone through: each tenant knows in
-which round it can pay for its first ticket, and a heap holds the next. A decision costs the logarithm of the
-number of tenants that wait, whatever tickets cost.
+entry costs more, it keeps. Rounds in which no tenant can spend are not gone through: each tenant knows in
+which round it can pay for its first entry, and a heap holds the next. A decision costs the logarithm of the
+number of tenants that wait, whatever entries cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def lane_of(spec: common_pb2.SequenceSpec) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[T]):
+class QueuedSequence(Generic[T]):
     """Something that waits, and what is counted of it. `home`: the lane that it came to, by which it counts;
     promotion changes `lane` alone.
 
@@ -67,7 +67,7 @@ class Ticket(Generic[T]):
     cost: int | None = None
 
 
-Row = OrderedDict[Ticket[T], None]
+Row = OrderedDict[QueuedSequence[T], None]
 
 
 # Stale entries of the heap beyond twice the tenants are cleared away.
@@ -75,7 +75,7 @@ _SLACK = 16
 
 
 class _Tenant(Generic[T]):
-    """Tickets of a tenant in their order. `credit`: tokens that it may spend in round `turn`."""
+    """Entries of a tenant in their order. `credit`: tokens that it may spend in round `turn`."""
 
     __slots__ = ("credit", "name", "order", "row", "turn")
 
@@ -87,20 +87,20 @@ class _Tenant(Generic[T]):
         self.row: Row[T] = OrderedDict()
 
     @property
-    def first(self) -> Ticket[T]:
+    def first(self) -> QueuedSequence[T]:
         return next(iter(self.row))
 
 
 class FairQueue(Generic[T]):
-    """Tickets of one lane. First come, first served within a tenant; a tenant without tickets is forgotten.
+    """Entries of one lane. First come, first served within a tenant; a tenant without entries is forgotten.
 
-    `quantum`: tokens of a turn. `cost`: asked once for each ticket, when it is the first of its tenant.
+    `quantum`: tokens of a turn. `cost`: asked once for each entry, when it is the first of its tenant.
 
-    A tenant whose first ticket costs c is served after at most ceil(c / quantum) + 1 rounds, in each of which
-    another one gets a quantum at the most, and beyond that once what its most expensive ticket costs.
+    A tenant whose first entry costs c is served after at most ceil(c / quantum) + 1 rounds, in each of which
+    another one gets a quantum at the most, and beyond that once what its most expensive entry costs.
     """
 
-    def __init__(self, quantum: int, cost: Callable[[Ticket[T]], int]) -> None:
+    def __init__(self, quantum: int, cost: Callable[[QueuedSequence[T]], int]) -> None:
         self._quantum = quantum
         self._cost = cost
         self._tenants: dict[str, _Tenant[T]] = {}
@@ -112,25 +112,25 @@ class FairQueue(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
-    def firsts(self) -> Iterator[Ticket[T]]:
-        """The first ticket of each tenant."""
+    def firsts(self) -> Iterator[QueuedSequence[T]]:
+        """The first entry of each tenant."""
         return (tenant.first for tenant in self._tenants.values())
 
-    def add(self, ticket: Ticket[T]) -> None:
-        """Let a ticket wait behind those of its tenant."""
-        tenant = self._tenants.get(ticket.tenant)
+    def add(self, entry: QueuedSequence[T]) -> None:
+        """Let an entry wait behind those of its tenant."""
+        tenant = self._tenants.get(entry.tenant)
         if tenant is not None:
-            tenant.row[ticket] = None
+            tenant.row[entry] = None
             return
         self._last_order += 1
         # Not in this round, in which it may have had its turn already: one that comes back would else
         # hold up the rounds.
-        tenant = _Tenant(ticket.tenant, self._last_order, self._round + 1, self._quantum)
+        tenant = _Tenant(entry.tenant, self._last_order, self._round + 1, self._quantum)
         self._tenants[tenant.name] = self._by_order[tenant.order] = tenant
-        tenant.row[ticket] = None
+        tenant.row[entry] = None
         self._schedule(tenant)
 
-    def head(self) -> Ticket[T] | None:
+    def head(self) -> QueuedSequence[T] | None:
         """Whose turn it is."""
         heap = self._heap
         while heap:
@@ -141,40 +141,40 @@ class FairQueue(Generic[T]):
             heapq.heappop(heap)
         return None
 
-    def some(self, count: int) -> Iterator[Ticket[T]]:
-        """The first tickets of up to `count` tenants, then the `count` behind each of these."""
+    def some(self, count: int) -> Iterator[QueuedSequence[T]]:
+        """The first entries of up to `count` tenants, then the `count` behind each of these."""
         tenants = list(islice(self._tenants.values(), count))
         yield from (tenant.first for tenant in tenants)
         for tenant in tenants:
             yield from islice(tenant.row, 1, count)
 
-    def take(self, ticket: Ticket[T]) -> None:
-        """Remove a ticket that is served: the head, or one that is let past it, whose tenant pays all the
+    def take(self, entry: QueuedSequence[T]) -> None:
+        """Remove an entry that is served: the head, or one that is let past it, whose tenant pays all the
         same."""
-        tenant = self._tenants[ticket.tenant]
-        if self.head() is ticket:
+        tenant = self._tenants[entry.tenant]
+        if self.head() is entry:
             self._round = tenant.turn
-        tenant.credit -= self._cost_of(ticket)
-        if tenant.first is ticket:
-            self._drop(tenant, ticket)
+        tenant.credit -= self._cost_of(entry)
+        if tenant.first is entry:
+            self._drop(tenant, entry)
         else:
             # The first one keeps its turn: those after it wait for what this one has cost.
-            del tenant.row[ticket]
+            del tenant.row[entry]
 
-    def remove(self, ticket: Ticket[T]) -> None:
-        """Remove a ticket that is not served. What its tenant has saved for it, it keeps."""
-        tenant = self._tenants[ticket.tenant]
-        if tenant.first is not ticket:
-            del tenant.row[ticket]
+    def remove(self, entry: QueuedSequence[T]) -> None:
+        """Remove an entry that is not served. What its tenant has saved for it, it keeps."""
+        tenant = self._tenants[entry.tenant]
+        if tenant.first is not entry:
+            del tenant.row[entry]
             return
-        # Back to what it has by now: the rounds until its turn may be too many for its next ticket.
+        # Back to what it has by now: the rounds until its turn may be too many for its next entry.
         ahead = max(0, tenant.turn - self._round)
         tenant.credit -= ahead * self._quantum
         tenant.turn -= ahead
-        self._drop(tenant, ticket)
+        self._drop(tenant, entry)
 
-    def _drop(self, tenant: _Tenant[T], ticket: Ticket[T]) -> None:
-        del tenant.row[ticket]
+    def _drop(self, tenant: _Tenant[T], entry: QueuedSequence[T]) -> None:
+        del tenant.row[entry]
         if tenant.row:
             self._schedule(tenant)
             return
@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
             self._round = self._last_order = 0
 
     def _schedule(self, tenant: _Tenant[T]) -> None:
-        """Find the round in which `tenant` can pay for its first ticket."""
+        """Find the round in which `tenant` can pay for its first entry."""
         missing = self._cost_of(tenant.first) - tenant.credit
         if missing > 0:
             rounds = -(-missing // self._quantum)
@@ -195,76 +195,78 @@ class FairQueue(Generic[T]):
             self._heap = [(each.turn, each.order) for each in self._tenants.values()]
             heapq.heapify(self._heap)
 
-    def _cost_of(self, ticket: Ticket[T]) -> int:
-        if ticket.cost is None:
-            ticket.cost = max(1, self._cost(ticket))
-        return ticket.cost
+    def _cost_of(self, entry: QueuedSequence[T]) -> int:
+        if entry.cost is None:
+            entry.cost = max(1, self._cost(entry))
+        return entry.cost
 
 
 class Lanes(Generic[T]):
-    """Tickets by lane. In a lane, those marked `first` come before the tenants' turns.
+    """Entries by lane. In a lane, those marked `first` come before the tenants' turns.
 
-    The first ticket of a tenant that has waited in its lane for `promote_after_s` moves up one lane, but not
+    The first entry of a tenant that has waited in its lane for `promote_after_s` moves up one lane, but not
     into SYSTEM, and only when the one that moved before it is gone: a tenant that lets thousands wait in a
     low lane has one at a time in the next.
     """
 
-    def __init__(self, quantum: int, cost: Callable[[Ticket[T]], int], promote_after_s: float) -> None:
+    def __init__(
+        self, quantum: int, cost: Callable[[QueuedSequence[T]], int], promote_after_s: float
+    ) -> None:
         self._promote_after_s = promote_after_s
         self._fronts: list[Row[T]] = [OrderedDict() for _ in LANES]
         self._queues: list[FairQueue[T]] = [FairQueue(quantum, cost) for _ in LANES]
         # By lane that they were promoted to, and tenant.
-        self._promoted: dict[tuple[int, str], Ticket[T]] = {}
+        self._promoted: dict[tuple[int, str], QueuedSequence[T]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def firsts(self) -> Iterator[Ticket[T]]:
-        """The next ticket of each tenant in each lane, and the first of those in front."""
+    def firsts(self) -> Iterator[QueuedSequence[T]]:
+        """The next entry of each tenant in each lane, and the first of those in front."""
         for front, queue in zip(self._fronts, self._queues, strict=True):
             yield from islice(front, 1)
             yield from queue.firsts()
 
-    def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
+    def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
         """Let it wait in its home lane. `foremost`: in front of all others there, even those marked
         `first`."""
         self._count += 1
-        self._enter(ticket, ticket.home, now)
+        self._enter(entry, entry.home, now)
         if foremost:
-            self._fronts[ticket.lane].move_to_end(ticket, last=False)
+            self._fronts[entry.lane].move_to_end(entry, last=False)
 
-    def heads(self) -> Iterator[Ticket[T]]:
-        """The next ticket of each lane, the most urgent lane first."""
+    def heads(self) -> Iterator[QueuedSequence[T]]:
+        """The next entry of each lane, the most urgent lane first."""
         for lane in LANES:
             if (head := self.head(lane)) is not None:
                 yield head
 
-    def head(self, lane: int) -> Ticket[T] | None:
-        """The next ticket of a lane."""
+    def head(self, lane: int) -> QueuedSequence[T] | None:
+        """The next entry of a lane."""
         front = self._fronts[lane]
         return next(iter(front)) if front else self._queues[lane].head()
 
-    def behind(self, head: Ticket[T], count: int) -> Iterator[Ticket[T]]:
-        """Tickets other than `head`, the most urgent lanes first; of each lane at least `count`, if it has so
+    def behind(self, head: QueuedSequence[T], count: int) -> Iterator[QueuedSequence[T]]:
+        """Entries other than `head`, the most urgent lanes first; of each lane at least `count`, if it has so
         many."""
         for front, queue in zip(self._fronts, self._queues, strict=True):
             found = chain(islice(front, count), queue.some(count))
-            yield from (ticket for ticket in found if ticket is not head)
+            yield from (entry for entry in found if entry is not head)
 
-    def take(self, ticket: Ticket[T]) -> None:
-        """Remove a ticket that is served: the head of a lane, or one that is let past it."""
+    def take(self, entry: QueuedSequence[T]) -> None:
+        """Remove an entry that is served: the head of a lane, or one that is let past it."""
         self._count -= 1
-        self._unpromoted(ticket)
-        if ticket in self._fronts[ticket.lane]:
-            del self._fronts[ticket.lane][ticket]
+        self._unpromoted(entry)
+        if entry in self._fronts[entry.lane]:
+            del self._fronts[entry.lane][entry]
         else:
-            self._queues[ticket.lane].take(ticket)
+            self._queues[entry.lane].take(entry)
 
-    def remove(self, ticket: Ticket[T]) -> None:
-        """Remove any ticket, which is not served."""
+    def remove(self, entry: QueuedSequence[T]) -> None:
+        """Remove any entry, which is not served."""
         self._count -= 1
-        self._leave(ticket)
+        self._leave(entry)
 
     def blocked(self, lane: int, *, first: bool) -> bool:
         """Whether something waits that comes before a newcomer to `lane`, or to its front."""
@@ -274,38 +276,38 @@ class Lanes(Generic[T]):
             return True
         return bool(self._fronts[lane] or (self._queues[lane] and not first))
 
-    def promote(self, now: float) -> list[Ticket[T]]:
+    def promote(self, now: float) -> list[QueuedSequence[T]]:
         """Move up what has waited long, and tell which."""
         moved = []
         # From the top, so that nothing moves twice at once.
         for lane in range(INTERACTIVE + 1, len(LANES)):
             firsts = [*self._queues[lane].firsts(), *list(self._fronts[lane])[:1]]
-            for ticket in firsts:
-                if now - ticket.entered < self._promote_after_s:
+            for entry in firsts:
+                if now - entry.entered < self._promote_after_s:
                     continue
-                if (lane - 1, ticket.tenant) in self._promoted:
+                if (lane - 1, entry.tenant) in self._promoted:
                     continue
-                self._leave(ticket)
-                self._enter(ticket, lane - 1, now)
-                self._promoted[lane - 1, ticket.tenant] = ticket
-                moved.append(ticket)
+                self._leave(entry)
+                self._enter(entry, lane - 1, now)
+                self._promoted[lane - 1, entry.tenant] = entry
+                moved.append(entry)
         return moved
 
-    def _enter(self, ticket: Ticket[T], lane: int, now: float) -> None:
-        ticket.lane, ticket.entered = lane, now
-        if ticket.first:
-            self._fronts[lane][ticket] = None
+    def _enter(self, entry: QueuedSequence[T], lane: int, now: float) -> None:
+        entry.lane, entry.entered = lane, now
+        if entry.first:
+            self._fronts[lane][entry] = None
         else:
-            self._queues[lane].add(ticket)
+            self._queues[lane].add(entry)
 
-    def _leave(self, ticket: Ticket[T]) -> None:
-        self._unpromoted(ticket)
-        if ticket in self._fronts[ticket.lane]:
-            del self._fronts[ticket.lane][ticket]
+    def _leave(self, entry: QueuedSequence[T]) -> None:
+        self._unpromoted(entry)
+        if entry in self._fronts[entry.lane]:
+            del self._fronts[entry.lane][entry]
         else:
-            self._queues[ticket.lane].remove(ticket)
+            self._queues[entry.lane].remove(entry)
 
-    def _unpromoted(self, ticket: Ticket[T]) -> None:
-        key = ticket.lane, ticket.tenant
-        if self._promoted.get(key) is ticket:
+    def _unpromoted(self, entry: QueuedSequence[T]) -> None:
+        key = entry.lane, entry.tenant
+        if self._promoted.get(key) is entry:
             del self._promoted[key]

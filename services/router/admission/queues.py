@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission.guard import Places
-from services.router.admission.lanes import CLASSES, LANE_NAMES, LANES, Lanes, T, Ticket, lane_of
+from services.router.admission.lanes import CLASSES, LANE_NAMES, LANES, Lanes, QueuedSequence, T, lane_of
 from services.router.admission.validation import Refused, does_not_fit, not_served, sequences_of, too_late
 from services.router.fleet import Engine
 
@@ -86,21 +86,21 @@ class QueueOptions:
 
 @dataclass(slots=True)
 class Held:
-    """The waiting tickets of a lane, or of one tenant there."""
+    """The waiting entries of a lane, or of one tenant there."""
 
     sequences: int = 0
     tokens: int = 0
 
-    def add(self, ticket: Ticket[T], sign: int = 1) -> None:
-        """Count a ticket in, or out with -1."""
-        self.sequences += sign * ticket.sequences
-        self.tokens += sign * ticket.tokens
+    def add(self, entry: QueuedSequence[T], sign: int = 1) -> None:
+        """Count an entry in, or out with -1."""
+        self.sequences += sign * entry.sequences
+        self.tokens += sign * entry.tokens
 
 
 class ModelQueue(Generic[T]):
-    """Counts by a ticket's home lane, in sequences and tokens; serves as `Lanes` does."""
+    """Counts by an entry's home lane, in sequences and tokens; serves as `Lanes` does."""
 
-    def __init__(self, model: str, options: QueueOptions, cost: Callable[[Ticket[T]], int]) -> None:
+    def __init__(self, model: str, options: QueueOptions, cost: Callable[[QueuedSequence[T]], int]) -> None:
         self.model = model
         self.lanes: Lanes[T] = Lanes(options.quantum, cost, options.promote_after_s)
         self.places = Places(options.reserved_shares)
@@ -121,36 +121,36 @@ class ModelQueue(Generic[T]):
         """Nothing waits and nothing is placed."""
         return not any(held.sequences for held in self.held) and not any(self.places.load.placed)
 
-    def check(self, ticket: Ticket[T], now: float) -> None:
+    def check(self, entry: QueuedSequence[T], now: float) -> None:
         """Raises Refused: the lane is full, or has as much of this tenant as it may have (OVERLOADED)."""
-        lane, held = ticket.home, self.held[ticket.home]
-        if self._passes(ticket, held, 1.0):
+        lane, held = entry.home, self.held[entry.home]
+        if self._passes(entry, held, 1.0):
             raise self._full(lane, now, self._bounds(lane, 1.0) + " of this class")
         share = self._options.tenant_share
-        if ticket.tenant and self._passes(ticket, self._of_tenant(lane, ticket.tenant), share):
+        if entry.tenant and self._passes(entry, self._of_tenant(lane, entry.tenant), share):
             raise self._full(lane, now, self._bounds(lane, share) + " of one tenant (tenant-share)")
 
-    def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
-        """Let a ticket wait."""
-        lane = ticket.home
-        if not ticket.apart:
-            self.lanes.add(ticket, now, foremost=foremost)
-        self.held[lane].add(ticket)
-        self._tenants.setdefault((lane, ticket.tenant), Held()).add(ticket)
+    def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
+        """Let an entry wait."""
+        lane = entry.home
+        if not entry.apart:
+            self.lanes.add(entry, now, foremost=foremost)
+        self.held[lane].add(entry)
+        self._tenants.setdefault((lane, entry.tenant), Held()).add(entry)
         self._rates[lane].watch(now)
 
-    def take(self, ticket: Ticket[T], now: float) -> None:
+    def take(self, entry: QueuedSequence[T], now: float) -> None:
         """An engine has it."""
-        if not ticket.apart:
-            self.lanes.take(ticket)
-        self._rates[ticket.home].add(now, ticket.sequences)
-        self._gone(ticket)
+        if not entry.apart:
+            self.lanes.take(entry)
+        self._rates[entry.home].add(now, entry.sequences)
+        self._gone(entry)
 
-    def remove(self, ticket: Ticket[T]) -> None:
+    def remove(self, entry: QueuedSequence[T]) -> None:
         """It waits no longer, and no engine has it."""
-        if not ticket.apart:
-            self.lanes.remove(ticket)
-        self._gone(ticket)
+        if not entry.apart:
+            self.lanes.remove(entry)
+        self._gone(entry)
 
     def retry_after_ms(self, lane: int, now: float) -> int:
         """Time in which what waits in a lane leaves it, by what left lately; within the bounds that are
@@ -181,17 +181,17 @@ class ModelQueue(Generic[T]):
 
     def arrivals(self, lane: int) -> Iterator[float]:
         """When those came that are next, of all that came to a lane."""
-        return (ticket.since for ticket in self.lanes.firsts() if ticket.home == lane)
+        return (entry.since for entry in self.lanes.firsts() if entry.home == lane)
 
     def waiting_tenants(self) -> list[tuple[int, str]]:
         """Lanes and names of the tenants that wait and have a name."""
         return [key for key in self._tenants if key[1]]
 
-    def _passes(self, ticket: Ticket[T], held: Held, share: float) -> bool:
-        options, lane = self._options, ticket.home
+    def _passes(self, entry: QueuedSequence[T], held: Held, share: float) -> bool:
+        options, lane = self._options, entry.home
         return (
-            held.sequences + ticket.sequences > options.sequences[lane] * share
-            or held.tokens + ticket.tokens > options.tokens[lane] * share
+            held.sequences + entry.sequences > options.sequences[lane] * share
+            or held.tokens + entry.tokens > options.tokens[lane] * share
         )
 
     def _bounds(self, lane: int, share: float) -> str:
@@ -209,15 +209,15 @@ class ModelQueue(Generic[T]):
     def _of_tenant(self, lane: int, tenant: str) -> Held:
         return self._tenants.get((lane, tenant)) or Held()
 
-    def _gone(self, ticket: Ticket[T]) -> None:
-        key = ticket.home, ticket.tenant
-        self.held[ticket.home].add(ticket, -1)
+    def _gone(self, entry: QueuedSequence[T]) -> None:
+        key = entry.home, entry.tenant
+        self.held[entry.home].add(entry, -1)
         held = self._tenants[key]
-        held.add(ticket, -1)
+        held.add(entry, -1)
         if not held.sequences:
             del self._tenants[key]
-        if not self.held[ticket.home].sequences:
-            self._rates[ticket.home].rest()
+        if not self.held[entry.home].sequences:
+            self._rates[entry.home].rest()
 
 
 # Of the message to the gateways, which has one entry for each model and class that is full.
@@ -359,13 +359,13 @@ def lane_counts() -> list[LaneCounts]:
 
 
 class WaitingRoom(Generic[T]):
-    """Holds tickets; the caller decides which ticket an engine gets. `cost`: see FairQueue."""
+    """Holds entries; the caller decides which entry an engine gets. `cost`: see FairQueue."""
 
-    def __init__(self, options: QueueOptions, cost: Callable[[Ticket[T]], int]) -> None:
+    def __init__(self, options: QueueOptions, cost: Callable[[QueuedSequence[T]], int]) -> None:
         self._options = options
         self._cost = cost
         self._queues: dict[str, ModelQueue[T]] = {}
-        self._deadlines: Deadlines[Ticket[T]] = Deadlines()
+        self._deadlines: Deadlines[QueuedSequence[T]] = Deadlines()
         self._count = 0
         self.counts = lane_counts()
 
@@ -384,15 +384,15 @@ class WaitingRoom(Generic[T]):
             queue = self._queues[model] = ModelQueue(model, self._options, self._cost)
         return queue
 
-    def ticket(
+    def entry(
         self, item: T, spec: common_pb2.SequenceSpec, now: float, *, first: bool, apart: bool
-    ) -> Ticket[T]:
-        """The ticket of a sequence that came now; it does not wait yet."""
+    ) -> QueuedSequence[T]:
+        """The entry of a sequence that came now; it does not wait yet."""
         lane = lane_of(spec)
         wait_s = self._options.wait_s[lane]
         if spec.HasField("max_wait_ms"):
             wait_s = min(wait_s, spec.max_wait_ms / 1000)
-        return Ticket(
+        return QueuedSequence(
             item=item,
             model=spec.model,
             home=lane,
@@ -405,7 +405,7 @@ class WaitingRoom(Generic[T]):
             apart=apart,
         )
 
-    def check(self, ticket: Ticket[T], kv_tokens: int, now: float, *, served: bool) -> None:
+    def check(self, entry: QueuedSequence[T], kv_tokens: int, now: float, *, served: bool) -> None:
         """Whether a newcomer may wait. `kv_tokens`: that it needs room for; `served`: an engine serves its
         model.
 
@@ -413,75 +413,75 @@ class WaitingRoom(Generic[T]):
             Refused: it would wait in vain, or there is no more room to wait. Counted, but for what no engine
                 could ever hold.
         """
-        lane, queue = ticket.home, self.queue_of(ticket.model)
+        lane, queue = entry.home, self.queue_of(entry.model)
         if kv_tokens > queue.largest_kv > 0:
             raise does_not_fit(kv_tokens, queue.largest_kv)
         if not queue.lately_served(now):
             self.refused(lane, RefusedFor.NOT_SERVED)
             raise self._not_served()
-        if ticket.deadline <= now:
+        if entry.deadline <= now:
             self.refused(lane, RefusedFor.WAITED_TOO_LONG)
-            raise too_late(ticket.deadline - ticket.since, queue.retry_after_ms(lane, now))
-        if ticket.first:
+            raise too_late(entry.deadline - entry.since, queue.retry_after_ms(lane, now))
+        if entry.first:
             return
         try:
-            queue.check(ticket, now)
+            queue.check(entry, now)
         except Refused:
             self.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
             if not served:
                 raise self._not_served() from None
             raise
 
-    def turn_away(self, ticket: Ticket[T], now: float) -> common_pb2.Error:
+    def turn_away(self, entry: QueuedSequence[T], now: float) -> common_pb2.Error:
         """Count one that has waited too long; returns what it is told. Whether for room or for an engine
         makes a difference."""
-        queue = self.queue_of(ticket.model)
+        queue = self.queue_of(entry.model)
         if not queue.served:
-            self.refused(ticket.home, RefusedFor.NOT_SERVED)
+            self.refused(entry.home, RefusedFor.NOT_SERVED)
             return self._not_served().error
-        self.refused(ticket.home, RefusedFor.WAITED_TOO_LONG)
-        return too_late(ticket.deadline - ticket.since, queue.retry_after_ms(ticket.home, now)).error
+        self.refused(entry.home, RefusedFor.WAITED_TOO_LONG)
+        return too_late(entry.deadline - entry.since, queue.retry_after_ms(entry.home, now)).error
 
-    def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
+    def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
         """Let it wait; no bound is checked. `foremost`: in front of its lane."""
-        ticket.waits = True
-        self._count += ticket.sequences
-        self._deadlines.add(ticket, ticket.deadline)
-        self.queue_of(ticket.model).add(ticket, now, foremost=foremost)
+        entry.waits = True
+        self._count += entry.sequences
+        self._deadlines.add(entry, entry.deadline)
+        self.queue_of(entry.model).add(entry, now, foremost=foremost)
 
-    def take(self, ticket: Ticket[T], now: float) -> None:
+    def take(self, entry: QueuedSequence[T], now: float) -> None:
         """An engine has it, whether it waited or not."""
-        if ticket.waits:
-            self._leave(ticket)
-            self._queues[ticket.model].take(ticket, now)
-        if not ticket.admitted:
-            ticket.admitted = True
-            self.counts[ticket.home].admitted += 1
+        if entry.waits:
+            self._leave(entry)
+            self._queues[entry.model].take(entry, now)
+        if not entry.admitted:
+            entry.admitted = True
+            self.counts[entry.home].admitted += 1
 
-    def remove(self, ticket: Ticket[T]) -> None:
+    def remove(self, entry: QueuedSequence[T]) -> None:
         """It waits no longer. Idempotent."""
-        if not ticket.waits:
+        if not entry.waits:
             return
-        self._leave(ticket)
-        self._queues[ticket.model].remove(ticket)
+        self._leave(entry)
+        self._queues[entry.model].remove(entry)
 
     def refused(self, lane: int, reason: RefusedFor) -> None:
         """Count a refusal."""
         self.counts[lane].refused[reason] += 1
 
-    def due(self, now: float) -> list[Ticket[T]]:
-        """The tickets that have waited as long as they may."""
+    def due(self, now: float) -> list[QueuedSequence[T]]:
+        """The entries that have waited as long as they may."""
         return self._deadlines.due(now)
 
-    def tickets(self) -> list[Ticket[T]]:
+    def entries(self) -> list[QueuedSequence[T]]:
         """All that waits, in the order in which it would be refused."""
         return self._deadlines.due(float("inf"))
 
     def promote(self, now: float) -> None:
         """Move up what has waited long in its lane."""
         for queue in self._queues.values():
-            for ticket in queue.lanes.promote(now):
-                self.counts[ticket.home].promoted += 1
+            for entry in queue.lanes.promote(now):
+                self.counts[entry.home].promoted += 1
 
     def refresh(self, engines: Iterable[Engine], now: float, knows: Callable[[str], bool]) -> None:
         """Look at the engines: how many places there are, and which models are served.
@@ -530,7 +530,7 @@ class WaitingRoom(Generic[T]):
         # How fast a lane empties says nothing of when an engine comes.
         return not_served(self._options.retry_after_ms)
 
-    def _leave(self, ticket: Ticket[T]) -> None:
-        ticket.waits = False
-        self._count -= ticket.sequences
-        self._deadlines.discard(ticket, ticket.deadline)
+    def _leave(self, entry: QueuedSequence[T]) -> None:
+        entry.waits = False
+        self._count -= entry.sequences
+        self._deadlines.discard(entry, entry.deadline)

@@ -15,7 +15,6 @@ from services.router.admission import (
     Refused,
     RefusedFor,
     Shedding,
-    Ticket,
     WaitingRoom,
     lane_of,
     not_served,
@@ -25,7 +24,7 @@ from services.router.admission import (
 )
 from services.router.dispatch.handover import Handovers
 from services.router.dispatch.health import EngineHealth
-from services.router.dispatch.reservations import EngineLinks, QuarantineQueue, Reservations, smaller
+from services.router.dispatch.reservations import EngineLinks, Entry, QuarantineQueue, Reservations, smaller
 from services.router.dispatch.sequence import LiveSequence, Target, trace_placed, trace_refused
 from services.router.dispatch.states import ON_ENGINE, SequenceEvent
 from services.router.fleet import Engine
@@ -72,7 +71,7 @@ class Lifecycle:
         self.links = EngineLinks()
         self.handovers = Handovers(metrics.handovers, placer.fleet)
         self.queues: WaitingRoom[LiveSequence] = WaitingRoom(
-            options, lambda ticket: placer.uncached_tokens(ticket.item.request)
+            options, lambda entry: placer.uncached_tokens(entry.item.request)
         )
         self._quarantine = QuarantineQueue(placer.fleet, self.links)
         self._reservations = Reservations(placer.fleet, self.links)
@@ -108,7 +107,7 @@ class Lifecycle:
         now, queues, spec = self._clock(), self.queues, sequence.spec
         self.resumed += sequence.resumed
         self._look(now)
-        ticket = sequence.ticket = queues.ticket(
+        entry = sequence.entry = queues.entry(
             sequence, spec, now, first=sequence.resumed, apart=sequence.quarantined
         )
         if not self._fleet.knows(spec.model):
@@ -118,17 +117,17 @@ class Lifecycle:
         if len(spec.token_ids) > queue.longest > 0:
             # Before placement, which would name and remember all of its blocks.
             raise too_long(len(spec.token_ids), queue.longest)
-        sequence.guard.classify(queue.places.load, ticket.home)
+        sequence.guard.classify(queue.places.load, entry.home)
         error: common_pb2.Error | None = None
-        if self._goes_first(queue, ticket):
+        if self._goes_first(queue, entry):
             error = self._try(sequence)
             if error is None:
-                queues.take(ticket, now)
+                queues.take(entry, now)
                 return
             if error.code not in _WAITS:
                 raise Refused.of(error)
-        queues.check(ticket, sequence.request.kv_tokens, now, served=error is None or error.code != _UNSERVED)
-        self._enqueue(sequence, ticket, now)
+        queues.check(entry, sequence.request.kv_tokens, now, served=error is None or error.code != _UNSERVED)
+        self._enqueue(sequence, entry, now)
         self.pump_soon()
 
     # Retry
@@ -156,10 +155,10 @@ class Lifecycle:
         """Place a sequence for what follows its prompt, or for all of it; else queue it, or refuse it."""
         if self._try_again(sequence, excluding=()):
             return
-        if (ticket := sequence.ticket) is not None:
+        if (entry := sequence.entry) is not None:
             # An engine has computed a part of it: its wait begins anew.
             now = self._clock()
-            ticket.deadline, ticket.since = now + ticket.deadline - ticket.since, now
+            entry.deadline, entry.since = now + entry.deadline - entry.since, now
         if not self._enqueue_again(sequence):
             self.refuse(sequence, self._closed or not_served().error)
 
@@ -175,12 +174,12 @@ class Lifecycle:
 
     def _enqueue_again(self, sequence: LiveSequence) -> bool:
         """Queue a sequence in front of its lane. False: it has waited long enough, or nothing may wait."""
-        ticket, now = sequence.ticket, self._clock()
-        if self._closed is not None or ticket is None or ticket.deadline <= now:
+        entry, now = sequence.entry, self._clock()
+        if self._closed is not None or entry is None or entry.deadline <= now:
             return False
         self._quarantine.release(sequence)
-        ticket.first = True
-        self._enqueue(sequence, ticket, now, foremost=not ticket.apart)
+        entry.first = True
+        self._enqueue(sequence, entry, now, foremost=not entry.apart)
         return True
 
     # Complete
@@ -215,7 +214,7 @@ class Lifecycle:
     def refuse(self, sequence: LiveSequence, error: common_pb2.Error) -> None:
         """Refuse a sequence that was admitted, and tell its sink."""
         self._metrics.refused(error.code)
-        waited_s = 0.0 if sequence.ticket is None else self._clock() - sequence.ticket.since
+        waited_s = 0.0 if sequence.entry is None else self._clock() - sequence.entry.since
         trace_refused(sequence.spec, error, waited_s)
         self.release(sequence, SequenceEvent.REFUSE)
         sequence.sink.refuse(sequence.handle, error)
@@ -234,8 +233,8 @@ class Lifecycle:
         sequence.apply(event)
         self._quarantine.release(sequence)
         self._reservations.release(sequence)
-        if sequence.ticket is not None:
-            self.queues.remove(sequence.ticket)
+        if sequence.entry is not None:
+            self.queues.remove(sequence.entry)
         self.pump_soon()
 
     # Queue
@@ -253,8 +252,8 @@ class Lifecycle:
     def close(self, error: common_pb2.Error) -> None:
         """Refuse with `error` what waits, and what would have to wait from here on: the router drains."""
         self._closed = error
-        for ticket in self.queues.tickets():
-            self.refuse(ticket.item, error)
+        for entry in self.queues.entries():
+            self.refuse(entry.item, error)
 
     def shed_state(self) -> router_pb2.ShedState | None:
         """Return the classes and tenants without room to wait; None: as in the last call."""
@@ -275,8 +274,8 @@ class Lifecycle:
         self._stale = True
         self._look(now)
         self.queues.promote(now)
-        for ticket in self.queues.due(now):
-            self.refuse(ticket.item, self.queues.turn_away(ticket, now))
+        for entry in self.queues.due(now):
+            self.refuse(entry.item, self.queues.turn_away(entry, now))
         self.pump()
 
     def pump(self) -> None:
@@ -307,7 +306,7 @@ class Lifecycle:
         except Refused as refusal:
             self.refuse(sequence, refusal.error)
 
-    def _overtake(self, queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence], now: float) -> None:
+    def _overtake(self, queue: ModelQueue[LiveSequence], head: Entry, now: float) -> None:
         """Reserve an engine for the head of a queue that no engine has room for; place smaller ones.
 
         Not while a sequence in quarantine waits for an engine of its own.
@@ -317,33 +316,38 @@ class Lifecycle:
             return
         if not self._reservations.reserve(head.item):
             return
-        for ticket in smaller(queue, head):
-            tokens = ticket.item.request.kv_tokens
-            if self._reservations.room_elsewhere(queue.model, ticket.sequences, tokens) and self._dequeue(
-                ticket.item, now
+        for entry in smaller(queue, head):
+            tokens = entry.item.request.kv_tokens
+            if self._reservations.room_elsewhere(queue.model, entry.sequences, tokens) and self._dequeue(
+                entry.item, now
             ):
                 # There may be more of them; other callbacks of the loop come first.
                 self._pump_at_end()
 
     def _enqueue(
-        self, sequence: LiveSequence, ticket: Ticket[LiveSequence], now: float, *, foremost: bool = False
+        self,
+        sequence: LiveSequence,
+        entry: Entry,
+        now: float,
+        *,
+        foremost: bool = False,
     ) -> None:
         sequence.apply(SequenceEvent.ENQUEUE)
-        self.queues.add(ticket, now, foremost=foremost)
+        self.queues.add(entry, now, foremost=foremost)
         if sequence.quarantined:
             self._quarantine.wait(sequence)
 
     def _dequeue(self, sequence: LiveSequence, now: float) -> bool:
         """Place a sequence that waits, or refuse it for good. False: it goes on waiting."""
-        ticket = sequence.ticket
-        if ticket is None:
+        entry = sequence.entry
+        if entry is None:
             return False
-        sequence.request.queued_ms = round((now - ticket.since) * 1000)
+        sequence.request.queued_ms = round((now - entry.since) * 1000)
         error = self._try(sequence)
         if error is None:
             self._reservations.release(sequence)
-            self.queues.take(ticket, now)
-            self._metrics.lanes.waited(ticket.home, now - ticket.since)
+            self.queues.take(entry, now)
+            self._metrics.lanes.waited(entry.home, now - entry.since)
             return True
         if error.code in _WAITS:
             if sequence.quarantined:
@@ -352,12 +356,12 @@ class Lifecycle:
         self.refuse(sequence, error)
         return True
 
-    def _goes_first(self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence]) -> bool:
+    def _goes_first(self, queue: ModelQueue[LiveSequence], entry: Entry) -> bool:
         """Whether no waiting sequence comes before a new one, and it takes no place reserved for a class."""
-        if ticket.apart:
-            return not self._quarantine.waits(ticket.model)
-        return not queue.lanes.blocked(ticket.home, first=ticket.first) and queue.places.admits(
-            ticket.home, ticket.sequences
+        if entry.apart:
+            return not self._quarantine.waits(entry.model)
+        return not queue.lanes.blocked(entry.home, first=entry.first) and queue.places.admits(
+            entry.home, entry.sequences
         )
 
     def _look(self, now: float) -> None:
@@ -417,7 +421,7 @@ class Lifecycle:
             self._pump_at_end()
 
 
-def _next(queue: ModelQueue[LiveSequence]) -> Ticket[LiveSequence] | None:
+def _next(queue: ModelQueue[LiveSequence]) -> Entry | None:
     """Return the next of a queue that takes no place reserved for a higher class."""
     for head in queue.lanes.heads():
         if queue.places.admits(head.lane, head.sequences):

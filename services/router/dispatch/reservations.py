@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from itertools import islice
 
 from catenary.v1 import engine_pb2
-from services.router.admission import ModelQueue, Ticket
+from services.router.admission import ModelQueue, QueuedSequence
 from services.router.dispatch.sequence import EngineLink, LiveSequence
 from services.router.fleet import Engine, Fleet
+
+Entry = QueuedSequence[LiveSequence]
 
 
 class EngineLinks:
@@ -189,16 +191,16 @@ def _taken(engine: Engine) -> float:
     )
 
 
-def smaller(queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence]) -> list[Ticket[LiveSequence]]:
+def smaller(queue: ModelQueue[LiveSequence], head: Entry) -> list[Entry]:
     """Return some sequences that wait behind `head` and need less room, in slots or in KV."""
     found = (
-        ticket
-        for ticket in islice(queue.lanes.behind(head, _LOOKED_AT), _LOOKED_AT)
-        if (ticket.sequences < head.sequences or _kv(ticket) < _kv(head))
-        and queue.places.admits(ticket.lane, ticket.sequences)
+        entry
+        for entry in islice(queue.lanes.behind(head, _LOOKED_AT), _LOOKED_AT)
+        if (entry.sequences < head.sequences or _kv(entry) < _kv(head))
+        and queue.places.admits(entry.lane, entry.sequences)
     )
     return list(islice(found, _OVERTAKING))
 
 
-def _kv(ticket: Ticket[LiveSequence]) -> int:
-    return ticket.item.request.kv_tokens
+def _kv(entry: Entry) -> int:
+    return entry.item.request.kv_tokens

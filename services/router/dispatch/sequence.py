@@ -16,7 +16,7 @@ from catenary.columns import StepRow
 from catenary.outbox import Messages, Outbox
 from catenary.telemetry import get_logger, record_span, tracing
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import LoadGuard, Ticket
+from services.router.admission import LoadGuard, QueuedSequence
 from services.router.dispatch.states import (
     ON_ENGINE,
     TRANSITIONS,
@@ -112,6 +112,7 @@ class LiveSequence:
         "emitted",
         "ends_as",
         "engine_handle",
+        "entry",
         "guard",
         "handle",
         "handover",
@@ -127,7 +128,6 @@ class LiveSequence:
         "sink",
         "spec",
         "state",
-        "ticket",
         "traceparent",
         "vector_bytes",
     )
@@ -166,7 +166,7 @@ class LiveSequence:
         # What placement is asked with, each time.
         self.request = request
         # Its place in admission; set by the intake, with the first attempt to place it.
-        self.ticket: Ticket[LiveSequence] | None = None
+        self.entry: QueuedSequence[LiveSequence] | None = None
         self.state = SequenceState.ADMITTED
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
-from services.router.admission import QueueOptions, Refused, Ticket, WaitingRoom
+from services.router.admission import QueuedSequence, QueueOptions, Refused, WaitingRoom
 from services.router.admission.guard import Places
 from services.router.admission.lanes import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM, FairQueue, Lanes
 from services.router.admission.queues import TICK_S, WINDOW_S, Deadlines, DrainRate
@@ -16,9 +16,9 @@ from services.router.admission.queues import TICK_S, WINDOW_S, Deadlines, DrainR
 QUANTUM = 10
 
 
-def ticket(number, tenant="", cost=1, lane=DEFAULT, **fields):
+def entry(number, tenant="", cost=1, lane=DEFAULT, **fields):
     values = {"since": 0.0, "deadline": 1e9, "sequences": 1, **fields}
-    return Ticket(item=number, model="m", home=lane, tenant=tenant, tokens=cost, **values)
+    return QueuedSequence(item=number, model="m", home=lane, tenant=tenant, tokens=cost, **values)
 
 
 def tokens(one):
@@ -52,7 +52,7 @@ def test_any_interleaving_keeps_order_within_a_tenant_and_forgets_the_rest(scrip
         rows = waiting.setdefault(str(tenant), [])
         if what == "add":
             number += 1
-            one = ticket(number, str(tenant), cost)
+            one = entry(number, str(tenant), cost)
             queue.add(one)
             rows.append(one)
         elif what == "take" and (head := queue.head()) is not None:
@@ -83,17 +83,17 @@ def test_any_interleaving_keeps_order_within_a_tenant_and_forgets_the_rest(scrip
 )
 @settings(max_examples=300, deadline=None)
 def test_a_flood_delays_another_tenant_by_a_bounded_number_of_quanta(flood, cost, floods, comes_back):
-    """Also when each of the flood's tickets comes only once the one before it was served."""
+    """Also when each of the flood's entries comes only once the one before it was served."""
     queue, number = FairQueue(QUANTUM, tokens), 0
     for which in range(floods):
         for each in flood[:1] if comes_back else flood:
-            queue.add(ticket(number, f"flood {which}", each))
+            queue.add(entry(number, f"flood {which}", each))
             number += 1
     served_before = [queue.head()]
     queue.take(served_before[0])
     if comes_back:
-        queue.add(ticket(number, served_before[0].tenant, flood[0]))
-    mine = ticket(-1, "mine", cost)
+        queue.add(entry(number, served_before[0].tenant, flood[0]))
+    mine = entry(-1, "mine", cost)
     queue.add(mine)
     spent = dict.fromkeys((f"flood {which}" for which in range(floods)), 0)
     for turn in range(10_000):
@@ -103,7 +103,7 @@ def test_a_flood_delays_another_tenant_by_a_bounded_number_of_quanta(flood, cost
         queue.take(head)
         spent[head.tenant] += head.tokens
         if comes_back:
-            queue.add(ticket(turn, head.tenant, flood[turn % len(flood)]))
+            queue.add(entry(turn, head.tenant, flood[turn % len(flood)]))
     rounds = ceil(cost / QUANTUM) + 1
     assert head is mine
     assert all(each <= rounds * QUANTUM + max(flood) for each in spent.values())
@@ -111,10 +111,10 @@ def test_a_flood_delays_another_tenant_by_a_bounded_number_of_quanta(flood, cost
 
 def test_who_is_let_past_others_pays_for_it():
     queue = FairQueue(QUANTUM, tokens)
-    queue.add(large := ticket(0, "large", 50))
+    queue.add(large := entry(0, "large", 50))
     for number in range(1, 60):
-        queue.add(ticket(number, "flood", 5))
-        queue.add(ticket(number, "other", 5))
+        queue.add(entry(number, "flood", 5))
+        queue.add(entry(number, "other", 5))
     assert [one.tenant for one in queue.some(2)] == ["large", "flood", "flood"]
     while (head := queue.head()) is not large:
         queue.take(head)
@@ -134,9 +134,9 @@ def test_who_is_let_past_others_pays_for_it():
 def test_tenants_get_the_same_tokens_whatever_their_tickets_cost():
     queue = FairQueue(QUANTUM, tokens)
     for number in range(200):
-        queue.add(ticket(number, "small", 2))
+        queue.add(entry(number, "small", 2))
     for number in range(8):
-        queue.add(ticket(number, "large", 50))
+        queue.add(entry(number, "large", 50))
     spent = {"small": 0, "large": 0}
     while spent["small"] < 300:
         head = queue.head()
@@ -148,7 +148,7 @@ def test_tenants_get_the_same_tokens_whatever_their_tickets_cost():
 def test_ten_thousand_invented_tenants_leave_nothing_behind():
     queue = FairQueue(QUANTUM, tokens)
     for number in range(10_000):
-        one = ticket(number, f"t{number}", 7)
+        one = entry(number, f"t{number}", 7)
         queue.add(one)
         if number % 3 == 0:
             queue.remove(one)
@@ -165,7 +165,7 @@ def test_ten_thousand_invented_tenants_leave_nothing_behind():
 def test_lanes_are_served_in_order_and_those_in_front_first(entries):
     lanes = Lanes(QUANTUM, tokens, promote_after_s=1e9)
     for number, (lane, tenant, first) in enumerate(entries):
-        lanes.add(ticket(number, str(tenant), lane=lane, first=first), 0.0)
+        lanes.add(entry(number, str(tenant), lane=lane, first=first), 0.0)
     order = []
     while len(lanes):
         head = next(lanes.heads())
@@ -182,11 +182,11 @@ def test_lanes_are_served_in_order_and_those_in_front_first(entries):
 def test_nothing_starves_under_a_flood_of_a_higher_class():
     """One place is served per second; two sequences of the class above come in each."""
     lanes = Lanes(QUANTUM, tokens, promote_after_s=5)
-    patient = ticket("patient", "slow", lane=BULK)
+    patient = entry("patient", "slow", lane=BULK)
     lanes.add(patient, 0.0)
     for second in range(100):
         for which in range(2):
-            lanes.add(ticket((second, which), f"flood {which}", lane=INTERACTIVE), float(second))
+            lanes.add(entry((second, which), f"flood {which}", lane=INTERACTIVE), float(second))
         lanes.promote(float(second))
         head = next(lanes.heads())
         lanes.take(head)
@@ -199,7 +199,7 @@ def test_nothing_starves_under_a_flood_of_a_higher_class():
 
 def test_a_tenant_that_lets_thousands_wait_has_one_at_a_time_in_the_next_lane():
     lanes = Lanes(QUANTUM, tokens, promote_after_s=5)
-    rows = [ticket(number, "batch", lane=BULK) for number in range(1000)]
+    rows = [entry(number, "batch", lane=BULK) for number in range(1000)]
     for one in rows:
         lanes.add(one, 0.0)
     assert lanes.promote(10.0) == rows[:1]
@@ -278,7 +278,7 @@ def spec_of(count=1, **fields):
 
 
 def enter(room, number, spec, now=0.0, **kwargs):
-    one = room.ticket(number, spec, now, first=False, apart=False)
+    one = room.entry(number, spec, now, first=False, apart=False)
     room.queue_of("m").check(one, now)
     room.add(one, now)
     return one

@@ -12,15 +12,15 @@ BULK = common_pb2.PRIORITY_CLASS_BULK
 
 
 def room_of(**options):
-    return WaitingRoom(QueueOptions(**options), lambda ticket: ticket.tokens)
+    return WaitingRoom(QueueOptions(**options), lambda entry: entry.tokens)
 
 
 def add(room, count, model="m", **fields):
     spec = common_pb2.SequenceSpec(model=model, token_ids=[1], **fields)
-    tickets = [room.ticket(n, spec, 0.0, first=False, apart=False) for n in range(count)]
-    for ticket in tickets:
-        room.add(ticket, 0.0)
-    return tickets
+    entries = [room.entry(n, spec, 0.0, first=False, apart=False) for n in range(count)]
+    for entry in entries:
+        room.add(entry, 0.0)
+    return entries
 
 
 def keys(state):
@@ -46,8 +46,8 @@ def test_a_full_class_and_a_full_tenant_are_told_once_and_taken_back_late():
     assert shedding.update(room, 0.3) is None
     room.remove(rows.pop())
     assert keys(shedding.update(room, 0.4)) == {("m", DEFAULT, "a"), ("m", DEFAULT, "b")}
-    for ticket in rows:
-        room.remove(ticket)
+    for entry in rows:
+        room.remove(entry)
     assert keys(shedding.update(room, 0.5)) == set()
     assert shedding.update(room, 0.6) is None
 

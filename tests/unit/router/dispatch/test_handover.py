@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.split import ABORT, BOTH, DECODE, LONG, PREFILL, SHORT, World, offer, prompt_part, world
 
 from catenary.v1 import common_pb2
 from services.router.dispatch import AbortCause
+from tests.support.split import ABORT, BOTH, DECODE, LONG, PREFILL, SHORT, World, offer, prompt_part, world
 
 __all__ = ["world"]
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
+from catenary.columns import MalformedStep
+from catenary.v1 import common_pb2
+from services.router.dispatch import AbortCause, LossReason
 from tests.support.split import (
     ABORT,
     BOTH,
@@ -17,10 +21,6 @@ from tests.support.split import (
     prompt_part,
     world,
 )
-
-from catenary.columns import MalformedStep
-from catenary.v1 import common_pb2
-from services.router.dispatch import AbortCause, LossReason
 
 __all__ = ["world"]
 

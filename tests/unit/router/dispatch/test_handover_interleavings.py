@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.split import BOTH, BROKEN, BUSY, DECODE, LONG, MAX_WAIT_S, PREFILL, SHORT, World, offer
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.dispatch import AbortCause, LossReason
+from tests.support.split import BOTH, BROKEN, BUSY, DECODE, LONG, MAX_WAIT_S, PREFILL, SHORT, World, offer
 
 events = st.lists(
     st.tuples(
