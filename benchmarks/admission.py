@@ -16,7 +16,7 @@ import catenary.grpc_environment  # noqa: F401
 from catenary.resume import PoisonedRequests
 from catenary.telemetry import configure_logging
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, AdmissionLimits, QueueOptions, SpecLimits, WaitingRoom
+from services.router.admission import Admission, AdmissionLimits, AdmissionQueues, QueueOptions, SpecLimits
 from services.router.dispatch import Dispatcher, EngineHealth, PoisonBook
 from services.router.dispatch.sequence import NULL_SINK
 from services.router.fleet import Fleet
@@ -28,7 +28,7 @@ PROMPT = 512
 
 def queues(waiting: int, tenants: int) -> tuple[float, float]:
     """Microseconds to let one of `waiting` sequences wait, and to take the next one."""
-    room: WaitingRoom[int] = WaitingRoom(QueueOptions(), lambda entry: entry.tokens)
+    room: AdmissionQueues[int] = AdmissionQueues(QueueOptions(), lambda entry: entry.tokens)
     rng = random.Random(0)
     specs = [
         common_pb2.SequenceSpec(

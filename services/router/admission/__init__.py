@@ -5,12 +5,12 @@ from __future__ import annotations
 from services.router.admission.guard import Admission, AdmissionLimits, Ledger, LoadGuard
 from services.router.admission.lanes import CLASSES, LANE_NAMES, QueuedSequence, lane_of
 from services.router.admission.queues import (
+    AdmissionQueues,
     LaneView,
     ModelQueue,
     QueueOptions,
     RefusedFor,
     Shedding,
-    WaitingRoom,
 )
 from services.router.admission.validation import (
     Refused,
@@ -27,6 +27,7 @@ __all__ = [
     "LANE_NAMES",
     "Admission",
     "AdmissionLimits",
+    "AdmissionQueues",
     "LaneView",
     "Ledger",
     "LoadGuard",
@@ -37,7 +38,6 @@ __all__ = [
     "RefusedFor",
     "Shedding",
     "SpecLimits",
-    "WaitingRoom",
     "lane_of",
     "not_served",
     "sequences_of",

@@ -358,7 +358,7 @@ def lane_counts() -> list[LaneCounts]:
     return [LaneCounts() for _ in LANES]
 
 
-class WaitingRoom(Generic[T]):
+class AdmissionQueues(Generic[T]):
     """Holds entries; the caller decides which entry an engine gets. `cost`: see FairQueue."""
 
     def __init__(self, options: QueueOptions, cost: Callable[[QueuedSequence[T]], int]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import (
     Admission,
+    AdmissionQueues,
     LaneView,
     LoadGuard,
     ModelQueue,
@@ -15,7 +16,6 @@ from services.router.admission import (
     Refused,
     RefusedFor,
     Shedding,
-    WaitingRoom,
     lane_of,
     not_served,
     sequences_of,
@@ -70,7 +70,7 @@ class Lifecycle:
         self._call_soon = call_soon
         self.links = EngineLinks()
         self.handovers = Handovers(metrics.handovers, placer.fleet)
-        self.queues: WaitingRoom[LiveSequence] = WaitingRoom(
+        self.queues: AdmissionQueues[LiveSequence] = AdmissionQueues(
             options, lambda entry: placer.uncached_tokens(entry.item.request)
         )
         self._quarantine = QuarantineQueue(placer.fleet, self.links)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
-from services.router.admission import QueuedSequence, QueueOptions, Refused, WaitingRoom
+from services.router.admission import AdmissionQueues, QueuedSequence, QueueOptions, Refused
 from services.router.admission.guard import Places
 from services.router.admission.lanes import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM, FairQueue, Lanes
 from services.router.admission.queues import TICK_S, WINDOW_S, Deadlines, DrainRate
@@ -270,7 +270,7 @@ def test_the_time_to_come_back_is_that_in_which_the_queue_empties():
 
 def room_of(**options):
     values = {"sequences": (4,) * 4, "tokens": (100,) * 4, "quantum": QUANTUM, **options}
-    return WaitingRoom(QueueOptions(**values), tokens)
+    return AdmissionQueues(QueueOptions(**values), tokens)
 
 
 def spec_of(count=1, **fields):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.router_session import Shed
-from services.router.admission import QueueOptions, Shedding, WaitingRoom
+from services.router.admission import AdmissionQueues, QueueOptions, Shedding
 from services.router.admission.queues import MAX_ENTRIES
 
 DEFAULT = common_pb2.PRIORITY_CLASS_DEFAULT
@@ -12,7 +12,7 @@ BULK = common_pb2.PRIORITY_CLASS_BULK
 
 
 def room_of(**options):
-    return WaitingRoom(QueueOptions(**options), lambda entry: entry.tokens)
+    return AdmissionQueues(QueueOptions(**options), lambda entry: entry.tokens)
 
 
 def add(room, count, model="m", **fields):
