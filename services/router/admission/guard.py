@@ -22,7 +22,7 @@ class ClassLoad:
     placed: list[int] = field(default_factory=lambda: [0 for _ in LANES])
 
 
-class Places:
+class ClassQuota:
     """The classes that may take one more place.
 
     Of `total` places, class c keeps floor(share_c * total) from the classes below it: a lower class leaves
@@ -46,7 +46,7 @@ class Places:
         self.total, self.foreign = total, foreign
 
     def reserved(self, lane: int) -> int:
-        """Places that a class keeps from lower ones."""
+        """ClassQuota that a class keeps from lower ones."""
         return self._reserved[lane]
 
     def admits(self, lane: int, sequences: int) -> bool:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from catenary.v1 import common_pb2, router_pb2
-from services.router.admission.guard import Places
+from services.router.admission.guard import ClassQuota
 from services.router.admission.lanes import CLASSES, LANE_NAMES, LANES, Lanes, QueuedSequence, T, lane_of
 from services.router.admission.validation import Refused, does_not_fit, not_served, sequences_of, too_late
 from services.router.fleet import Engine
@@ -103,7 +103,7 @@ class ModelQueue(Generic[T]):
     def __init__(self, model: str, options: QueueOptions, cost: Callable[[QueuedSequence[T]], int]) -> None:
         self.model = model
         self.lanes: Lanes[T] = Lanes(options.quantum, cost, options.promote_after_s)
-        self.places = Places(options.reserved_shares)
+        self.quota = ClassQuota(options.reserved_shares)
         self.held = [Held() for _ in LANES]
         # Whether an engine serves the model, and when one was last seen to; None: never.
         self.served = False
@@ -119,7 +119,7 @@ class ModelQueue(Generic[T]):
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is placed."""
-        return not any(held.sequences for held in self.held) and not any(self.places.load.placed)
+        return not any(held.sequences for held in self.held) and not any(self.quota.load.placed)
 
     def check(self, entry: QueuedSequence[T], now: float) -> None:
         """Raises Refused: the lane is full, or has as much of this tenant as it may have (OVERLOADED)."""
@@ -506,7 +506,7 @@ class AdmissionQueues(Generic[T]):
             if queue.idle and not knows(name):
                 del self._queues[name]
                 continue
-            queue.places.update(*places.get(name, (0, 0)))
+            queue.quota.update(*places.get(name, (0, 0)))
             queue.largest_kv = largest.get(name, 0)
             queue.longest = longest.get(name, 0)
 
@@ -523,7 +523,7 @@ class AdmissionQueues(Generic[T]):
             queued_tokens=sum(queue.held[lane].tokens for queue in queues),
             tenants=sum(queue.tenants(lane) for queue in queues),
             oldest_wait_s=now - oldest,
-            live_sequences=sum(queue.places.load.placed[lane] for queue in queues),
+            live_sequences=sum(queue.quota.load.placed[lane] for queue in queues),
         )
 
     def _not_served(self) -> Refused:

@@ -117,7 +117,7 @@ class Lifecycle:
         if len(spec.token_ids) > queue.longest > 0:
             # Before placement, which would name and remember all of its blocks.
             raise too_long(len(spec.token_ids), queue.longest)
-        sequence.guard.classify(queue.places.load, entry.home)
+        sequence.guard.classify(queue.quota.load, entry.home)
         error: common_pb2.Error | None = None
         if self._goes_first(queue, entry):
             error = self._try(sequence)
@@ -360,7 +360,7 @@ class Lifecycle:
         """Whether no waiting sequence comes before a new one, and it takes no place reserved for a class."""
         if entry.apart:
             return not self._quarantine.waits(entry.model)
-        return not queue.lanes.blocked(entry.home, first=entry.first) and queue.places.admits(
+        return not queue.lanes.blocked(entry.home, first=entry.first) and queue.quota.admits(
             entry.home, entry.sequences
         )
 
@@ -424,6 +424,6 @@ class Lifecycle:
 def _next(queue: ModelQueue[LiveSequence]) -> Entry | None:
     """Return the next of a queue that takes no place reserved for a higher class."""
     for head in queue.lanes.heads():
-        if queue.places.admits(head.lane, head.sequences):
+        if queue.quota.admits(head.lane, head.sequences):
             return head
     return None

@@ -197,7 +197,7 @@ def smaller(queue: ModelQueue[LiveSequence], head: Entry) -> list[Entry]:
         entry
         for entry in islice(queue.lanes.behind(head, _LOOKED_AT), _LOOKED_AT)
         if (entry.sequences < head.sequences or _kv(entry) < _kv(head))
-        and queue.places.admits(entry.lane, entry.sequences)
+        and queue.quota.admits(entry.lane, entry.sequences)
     )
     return list(islice(found, _OVERTAKING))
 

@@ -244,7 +244,7 @@ class Engine:
     def _clamped(self, report: engine_pb2.LoadReport) -> engine_pb2.LoadReport:
         capacity = self.capacity
         running = min(report.running, capacity.max_running)
-        # Places to run that are free may be promised to sequences that wait for the next step.
+        # ClassQuota to run that are free may be promised to sequences that wait for the next step.
         sequences = capacity.max_running + capacity.max_waiting
         return engine_pb2.LoadReport(
             sequence=report.sequence,

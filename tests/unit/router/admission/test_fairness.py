@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2
 from services.router.admission import AdmissionQueues, QueuedSequence, QueueOptions, Refused
-from services.router.admission.guard import Places
+from services.router.admission.guard import ClassQuota
 from services.router.admission.lanes import BULK, DEFAULT, INTERACTIVE, LANES, SYSTEM, FairQueue, Lanes
 from services.router.admission.queues import TICK_S, WINDOW_S, Deadlines, DrainRate
 
@@ -225,19 +225,19 @@ def test_a_tenant_that_lets_thousands_wait_has_one_at_a_time_in_the_next_lane():
 @settings(max_examples=200, deadline=None)
 def test_reserved_places_hold_whatever_comes(total, script):
     shares = (0.1, 0.1, 0.2)
-    places = Places(shares)
-    places.update(total, 0)
+    quota = ClassQuota(shares)
+    quota.update(total, 0)
     for lane, sequences, leaves in script:
-        placed = places.load.placed
+        placed = quota.load.placed
         if leaves:
             placed[lane] -= min(placed[lane], sequences)
-        elif places.admits(lane, sequences) and sum(placed) + sequences <= total:
+        elif quota.admits(lane, sequences) and sum(placed) + sequences <= total:
             placed[lane] += sequences
-            kept = sum(max(0, places.reserved(each) - placed[each]) for each in range(lane))
+            kept = sum(max(0, quota.reserved(each) - placed[each]) for each in range(lane))
             assert total - sum(placed) >= kept
     # And no class is shut out of an empty fleet, however small.
-    places.load.placed[:] = [0, 0, 0, 0]
-    assert all(places.admits(lane, sequences) for lane in LANES for sequences in (1, 4, 10 * total))
+    quota.load.placed[:] = [0, 0, 0, 0]
+    assert all(quota.admits(lane, sequences) for lane in LANES for sequences in (1, 4, 10 * total))
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.lists(st.floats(0, 100), max_size=10))
