@@ -45,7 +45,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
+class PeriodicTask:
     """Something to do every `period_s` seconds.
 
     `judges`: it judges peers by their silence. After a time in which this process stood still, when its peers
@@ -58,15 +58,15 @@ class Chore:
     judges: bool = False
 
 
-class Chores:
-    """Runs each chore in a task of its own: one that fails holds up no other and is tried again."""
+class PeriodicTasks:
+    """Runs each task in a task of its own: one that fails holds up no other and is tried again."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, *chores: Chore) -> None:
+    def start(self, *tasks: PeriodicTask) -> None:
         """Begin; the first time comes after a period."""
-        self._tasks += [asyncio.create_task(_repeat(chore), name=chore.name) for chore in chores]
+        self._tasks += [asyncio.create_task(_repeat(task), name=task.name) for task in tasks]
 
     async def stop(self) -> None:
         """End all. May be called without a start."""
@@ -77,23 +77,23 @@ class Chores:
             await asyncio.wait(tasks)
 
 
-async def _repeat(chore: Chore) -> None:
+async def _repeat(task: PeriodicTask) -> None:
     loop = asyncio.get_running_loop()
     heard = True
     well = True
     while True:
-        due = loop.time() + chore.period_s
-        await asyncio.sleep(chore.period_s)
-        heard = not heard or loop.time() - due <= chore.period_s
-        if chore.judges and not heard:
+        due = loop.time() + task.period_s
+        await asyncio.sleep(task.period_s)
+        heard = not heard or loop.time() - due <= task.period_s
+        if task.judges and not heard:
             continue
         try:
-            chore.act()
+            task.act()
             well = True
         except Exception:
-            # Once per row of failures: a chore comes several times a second.
+            # Once per row of failures: a task comes several times a second.
             if well:
-                _log.exception("a chore failed", chore=chore.name)
+                _log.exception("a periodic task failed", task=task.name)
             well = False
 
 
@@ -176,7 +176,7 @@ class Router:
         self.client_watch = ReaderWatch(config.slow_reader_s)
         self._engine_watch = ReaderWatch(config.lease_ms / 1000)
         self._server = RpcServer.from_config(config, ACCESS)
-        self._chores = Chores()
+        self._periodic = PeriodicTasks()
         self._add_services()
         self._add_gauges()
 
@@ -198,7 +198,7 @@ class Router:
     async def start(self) -> tuple[str, ...]:
         """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""
         bound = await self._server.start()
-        self._start_chores()
+        self._start_periodic_tasks()
         self._server.health.set(SERVICE, True)
         return bound
 
@@ -222,28 +222,28 @@ class Router:
         self._hub.close_all(AbortCause.DRAIN)
         self._membership.leave_all()
         await self._server.stop(STOP_GRACE_S)
-        await self._chores.stop()
+        await self._periodic.stop()
 
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
         self._hub.changed()
         self._dispatcher.lifecycle.fleet_changed()
 
-    def _start_chores(self) -> None:
+    def _start_periodic_tasks(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
         period = min(SWEEP_PERIOD_S, min(limits) / 4)
-        self._chores.start(
-            Chore("leases", period, self._membership.sweep, judges=True),
-            Chore("stalls", period, self._stalls.sweep, judges=True),
-            Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
-            Chore("aborts", period, self._dispatcher.sweep, judges=True),
-            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.lifecycle.tick),
-            Chore("shed", SHED_PERIOD_S, self._hub.shed),
-            Chore("client readers", period, self.client_watch.sweep, judges=True),
-            Chore("engine readers", period, self._engine_watch.sweep, judges=True),
-            Chore("models", MODELS_PERIOD_S, self._hub.tick),
+        self._periodic.start(
+            PeriodicTask("leases", period, self._membership.sweep, judges=True),
+            PeriodicTask("stalls", period, self._stalls.sweep, judges=True),
+            PeriodicTask("breakers", period, lambda: self._health.sweep(self.fleet)),
+            PeriodicTask("aborts", period, self._dispatcher.sweep, judges=True),
+            PeriodicTask("queue", QUEUE_PERIOD_S, self._dispatcher.lifecycle.tick),
+            PeriodicTask("shed", SHED_PERIOD_S, self._hub.shed),
+            PeriodicTask("client readers", period, self.client_watch.sweep, judges=True),
+            PeriodicTask("engine readers", period, self._engine_watch.sweep, judges=True),
+            PeriodicTask("models", MODELS_PERIOD_S, self._hub.tick),
             # Twice in the time that was promised, so that a late one still keeps it.
-            Chore("heartbeat", self._config.heartbeat_s / 2, self._hub.beat),
+            PeriodicTask("heartbeat", self._config.heartbeat_s / 2, self._hub.beat),
         )
 
     def _add_services(self) -> None:

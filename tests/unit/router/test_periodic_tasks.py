@@ -1,4 +1,4 @@
-"""Chores: each for itself, and none judges peers after a time in which the router stood still."""
+"""PeriodicTasks: each for itself, and none judges peers after a time in which the router stood still."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.app import Chore, Chores
+from services.router.app import PeriodicTask, PeriodicTasks
 from tests.support.virtual_time import stand_still, virtual_time
 
 
@@ -28,11 +28,11 @@ async def test_a_chore_that_fails_stops_neither_itself_nor_another():
         failed.append(now())
         raise ValueError("every time")
 
-    chores = Chores()
-    chores.start(Chore("fails", 0.005, fail), Chore("works", 0.005, lambda: done.append(now())))
+    tasks = PeriodicTasks()
+    tasks.start(PeriodicTask("fails", 0.005, fail), PeriodicTask("works", 0.005, lambda: done.append(now())))
     await until_more(done, 3)
     await until_more(failed, 3)
-    await chores.stop()
+    await tasks.stop()
     count = len(done)
     await asyncio.sleep(0.02)
     assert len(done) == count
@@ -41,15 +41,15 @@ async def test_a_chore_that_fails_stops_neither_itself_nor_another():
 @virtual_time
 async def test_peers_are_not_judged_right_after_a_standstill():
     judged, sent = [], []
-    chores = Chores()
-    chores.start(
-        Chore("judges", 0.05, lambda: judged.append(now()), judges=True),
-        Chore("sends", 0.05, lambda: sent.append(now())),
+    tasks = PeriodicTasks()
+    tasks.start(
+        PeriodicTask("judges", 0.05, lambda: judged.append(now()), judges=True),
+        PeriodicTask("sends", 0.05, lambda: sent.append(now())),
     )
     # Let both fall asleep, then stand still for long.
     await asyncio.sleep(0.01)
     stand_still(0.3)
     over = now()
     await until_more(judged, 1)
-    await chores.stop()
+    await tasks.stop()
     assert (sent[0] - over, judged[0] - over) == pytest.approx((0, 0.05))
