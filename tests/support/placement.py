@@ -101,5 +101,5 @@ class World:
 
     def candidates(self, asked: PlacementRequest) -> Candidates:
         """What the policy is asked with."""
-        board = self.fleet.board(asked.model)
-        return Candidates(board, np.flatnonzero(board.open_to(None)), asked, self.prefixes, self.now)
+        columns = self.fleet.columns(asked.model)
+        return Candidates(columns, np.flatnonzero(columns.open_to(None)), asked, self.prefixes, self.now)

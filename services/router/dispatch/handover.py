@@ -49,8 +49,8 @@ class Handovers:
         return False
 
     def _splits(self, model: str) -> bool:
-        board = self._fleet.board(model)
-        return _PREFILL in board.roles and bool(board.open_to(_PREFILL).any())
+        columns = self._fleet.columns(model)
+        return _PREFILL in columns.roles and bool(columns.open_to(_PREFILL).any())
 
     def prompt_pending(self, sequence: LiveSequence) -> bool:
         """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""

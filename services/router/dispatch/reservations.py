@@ -143,8 +143,8 @@ class Reservations:
 
     def room_elsewhere(self, model: str, sequences: int = 1, tokens: int = 1) -> bool:
         """Whether an engine that is not reserved has room for so many sequences with so many tokens of KV."""
-        board = self._fleet.board(model)
-        return bool((board.open_to(_ANY) & board.free_for(None) & board.roomy(sequences, tokens)).any())
+        columns = self._fleet.columns(model)
+        return bool((columns.open_to(_ANY) & columns.free_for(None) & columns.roomy(sequences, tokens)).any())
 
     def turn_of(self, sequence: LiveSequence) -> None:
         """Release an engine that is reserved for another sequence than this head of the queue."""

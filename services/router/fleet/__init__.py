@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from services.router.fleet.breaker import Breaker, BreakerOptions, BreakerState
 from services.router.fleet.engine import Engine
-from services.router.fleet.registry import Board, Fleet, has_room
+from services.router.fleet.registry import EngineColumns, Fleet, has_room
 
-__all__ = ["Board", "Breaker", "BreakerOptions", "BreakerState", "Engine", "Fleet", "has_room"]
+__all__ = ["Breaker", "BreakerOptions", "BreakerState", "Engine", "EngineColumns", "Fleet", "has_room"]

@@ -53,7 +53,7 @@ class KvLoad:
             self._released += tokens
 
 
-# What placement weighs: a change of one of these is told to the fleet's board.
+# What placement weighs: a change of one of these is told to the fleet's columns.
 _WEIGHED = frozenset(
     {
         "state",
@@ -80,7 +80,7 @@ class Engine:
     revived.
     """
 
-    # Where it enters itself when its row in the board is out of date. First, as __setattr__ needs it.
+    # Where it enters itself when its row in the columns is out of date. First, as __setattr__ needs it.
     stale: set[Engine] | None = field(default=None, kw_only=True, repr=False)
     instance_id: str
     name: str
@@ -123,7 +123,7 @@ class Engine:
     foreign_sequences: int = 0
     foreign_tokens: int = 0
     foreign_prefill: int = 0
-    # Its row in the board.
+    # Its row in the columns.
     row: int = -1
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """The attached engines, the models they serve, and each model's engines as columns.
 
-The columns (`Board`) let a policy weigh a thousand engines at once.
+The columns (`EngineColumns`) let a policy weigh a thousand engines at once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Board:
-    """One row an engine. The fleet makes a new board when one joins or leaves, and refreshes rows until then.
+class EngineColumns:
+    """The engines of a model as columns, one row for each. The fleet makes new ones when an engine joins or
+    leaves, and refreshes rows until then.
 
     Columns of float64: `sequences`, `tokens`, `prefill`, `room` (see Engine); `held`, the KvLoad's;
     `reported_at`; and, of the capacity, `slots`, `kv_tokens` and `block_size`. `epochs`, int64, rise with the
@@ -116,7 +117,7 @@ class Board:
 
 
 def has_room(engine: Engine, sequences: int, tokens: int) -> bool:
-    """As Board.roomy, of one engine: without columns it takes a tenth of the time."""
+    """As EngineColumns.roomy, of one engine: without columns it takes a tenth of the time."""
     if engine.room < min(sequences, engine.capacity.max_running or 1):
         return False
     if not tokens:
@@ -171,7 +172,7 @@ class Fleet:
         # Those of them that no engine has, in the order in which they were left.
         self._departed: dict[str, None] = {}
         self._last_epoch = 0
-        self._boards: dict[str, Board] = {}
+        self._columns: dict[str, EngineColumns] = {}
         self._stale: set[Engine] = set()
 
     def __len__(self) -> int:
@@ -211,7 +212,7 @@ class Fleet:
             stale=self._stale,
         )
         self._by_instance[engine.instance_id] = engine
-        self._boards.pop(engine.model.name, None)
+        self._columns.pop(engine.model.name, None)
         self._remember(engine, int(unix_time))
         if replaced is not None:
             self._depart(replaced)
@@ -257,18 +258,18 @@ class Fleet:
         """The attached engines with this instance id or engine name."""
         return [engine for engine in self if name in (engine.instance_id, engine.name)]
 
-    def board(self, model: str) -> Board:
+    def columns(self, model: str) -> EngineColumns:
         """The engines of `model` as columns, as of now. The same object until one of them joins or leaves."""
-        board = self._boards.get(model)
-        if board is None:
-            board = Board([engine for engine in self if engine.model.name == model])
-            if len(board):
-                self._boards[model] = board
+        columns = self._columns.get(model)
+        if columns is None:
+            columns = EngineColumns([engine for engine in self if engine.model.name == model])
+            if len(columns):
+                self._columns[model] = columns
         while self._stale:
             engine = self._stale.pop()
-            if (home := self._boards.get(engine.model.name)) is not None:
+            if (home := self._columns.get(engine.model.name)) is not None:
                 home.refresh(engine)
-        return board
+        return columns
 
     def candidates(
         self,
@@ -277,9 +278,9 @@ class Fleet:
         excluding: Collection[Engine] = (),
         role: engine_pb2.EngineRole.ValueType | None = None,
     ) -> list[Engine]:
-        """Engines that may be given a sequence of `model` now, less `excluding`; see Board.open_to."""
-        board = self.board(model)
-        return [board.engines[row] for row in np.flatnonzero(board.open_to(role, excluding))]
+        """Return the engines that may be given a sequence of `model` now; see EngineColumns.open_to."""
+        columns = self.columns(model)
+        return [columns.engines[row] for row in np.flatnonzero(columns.open_to(role, excluding))]
 
     def served_models(self) -> list[router_pb2.ServedModel]:
         """All known models with their serving engines and summed load, in the order of first attachment."""
@@ -315,7 +316,7 @@ class Fleet:
         engine.stale = None
         self._stale.discard(engine)
         name = engine.model.name
-        self._boards.pop(name, None)
+        self._columns.pop(name, None)
         if name not in self._models or any(other.model.name == name for other in self):
             return
         self._departed[name] = None

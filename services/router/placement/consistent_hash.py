@@ -26,11 +26,11 @@ class ConsistentHash(PlacementPolicy):
 
     def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
         """See PlacementPolicy."""
-        board = candidates.board
-        sequences = candidates.of(board.sequences)
+        columns = candidates.columns
+        sequences = candidates.of(columns.sequences)
         total = float(sequences.sum()) + request.sequences
         bound = math.ceil(self._options.load_factor * total / len(candidates))
-        weights = _mixed(candidates.of(board.identity) ^ np.uint64(key_of(request)))
+        weights = _mixed(candidates.of(columns.identity) ^ np.uint64(key_of(request)))
         first = int(weights.argmax())
         if sequences[first] + request.sequences <= bound:
             return Choice(first, "ring")

@@ -59,17 +59,17 @@ class Cost(PlacementPolicy):
 
     def _busy(self, candidates: Candidates) -> Floats:
         """The queued work of an engine, as tokens of prefill."""
-        options, board, of = self._options, candidates.board, candidates.of
-        kv_tokens = of(board.kv_tokens)
-        used = of(board.tokens) / kv_tokens
+        options, columns, of = self._options, candidates.columns, candidates.of
+        kv_tokens = of(columns.kv_tokens)
+        used = of(columns.tokens) / kv_tokens
         # In tokens of the mean engine, so that unequal engines fill up alike.
         mean = float(kv_tokens.sum()) / len(kv_tokens)
         cold = _COLD * float(used.sum()) / len(used)
         busy: Floats = np.maximum(used, cold) * (options.decode_weight * mean)
-        busy += of(board.prefill)
-        taken = np.minimum(np.maximum(used, of(board.sequences) / of(board.slots)), _FULL)
+        busy += of(columns.prefill)
+        taken = np.minimum(np.maximum(used, of(columns.sequences) / of(columns.slots)), _FULL)
         busy += options.pressure_weight * np.square(taken / (1 - taken))
-        stale = of(board.reported_at) < candidates.now - options.stale_s
+        stale = of(columns.reported_at) < candidates.now - options.stale_s
         if stale.any() and not stale.all():
             busy[stale] = np.inf
         return busy

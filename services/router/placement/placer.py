@@ -15,7 +15,7 @@ import numpy as np
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import Refused, not_served
-from services.router.fleet import Board, Engine, Fleet, has_room
+from services.router.fleet import Engine, EngineColumns, Fleet, has_room
 from services.router.index import KvIndex
 from services.router.placement.policy import (
     Candidates,
@@ -171,26 +171,26 @@ def listed(candidates: Candidates, choice: Choice) -> Listed:
     best = _best(choice.scores)
     if choice.position not in best:
         best[-1] = choice.position
-    looked, board, rows = candidates.looked, candidates.board, candidates.rows[best]
-    engines = [board.engines[row] for row in rows.tolist()]
+    looked, columns, rows = candidates.looked, candidates.columns, candidates.rows[best]
+    engines = [columns.engines[row] for row in rows.tolist()]
     return Listed(
         engines=[(engine.instance_id, engine.name, engine.report, engine.capacity) for engine in engines],
         scores=choice.scores[best].tolist(),
         matched=None if looked is None else (looked.tokens[best].tolist(), looked.exact[best].tolist()),
-        sequences=board.sequences[rows].tolist(),
-        prefill=board.prefill[rows].tolist(),
+        sequences=columns.sequences[rows].tolist(),
+        prefill=columns.prefill[rows].tolist(),
     )
 
 
 def _chosen_alone(candidates: Candidates, position: int) -> Listed:
-    looked, board, engine = candidates.looked, candidates.board, candidates.engine(position)
+    looked, columns, engine = candidates.looked, candidates.columns, candidates.engine(position)
     matched = None if looked is None else ([int(looked.tokens[position])], [bool(looked.exact[position])])
     return Listed(
         engines=[(engine.instance_id, engine.name, engine.report, engine.capacity)],
         scores=None,
         matched=matched,
-        sequences=[float(board.sequences[engine.row])],
-        prefill=[float(board.prefill[engine.row])],
+        sequences=[float(columns.sequences[engine.row])],
+        prefill=[float(columns.prefill[engine.row])],
     )
 
 
@@ -342,9 +342,9 @@ class Placer:
 
     def uncached_tokens(self, request: PlacementRequest, *, among: Mask | None = None) -> int:
         """Tokens of the request that the engine which has most of them cached would still compute. `among`:
-        of which rows of the model's board; None: of all."""
-        board = self.fleet.board(request.model)
-        cached = self._prefixes.best(request, board).tokens
+        of which rows of the model's columns; None: of all."""
+        columns = self.fleet.columns(request.model)
+        cached = self._prefixes.best(request, columns).tokens
         return len(request.token_ids) - int((cached if among is None else cached[among]).max(initial=0))
 
     def forget(self, engine: Engine) -> None:
@@ -362,17 +362,17 @@ class Placer:
             raise Refused(
                 common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
             )
-        board = self.fleet.board(request.model)
-        if len(board) == 1 and not excluding and self._can_take(request, board.engines[0], role):
-            beside = request.beside is not None and board.row_of(request.beside.epoch) is not None
-            return Candidates(board, _FIRST_ROW, request, self._prefixes, now, beside=beside)
-        serving = board.open_to(role, excluding)
+        columns = self.fleet.columns(request.model)
+        if len(columns) == 1 and not excluding and self._can_take(request, columns.engines[0], role):
+            beside = request.beside is not None and columns.row_of(request.beside.epoch) is not None
+            return Candidates(columns, _FIRST_ROW, request, self._prefixes, now, beside=beside)
+        serving = columns.open_to(role, excluding)
         if not serving.any():
             raise not_served(self._retry_after_ms)
-        free = serving & board.free_for(request)
-        if (row := _row_beside(request, board, free)) is not None:
-            return Candidates(board, np.array([row]), request, self._prefixes, now, beside=True)
-        (rows,) = self._roomy(request, board, free).nonzero()
+        free = serving & columns.free_for(request)
+        if (row := _row_beside(request, columns, free)) is not None:
+            return Candidates(columns, np.array([row]), request, self._prefixes, now, beside=True)
+        (rows,) = self._roomy(request, columns, free).nonzero()
         if not len(rows):
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,
@@ -380,7 +380,7 @@ class Placer:
                 retryable=True,
                 retry_after_ms=self._retry_after_ms,
             )
-        return Candidates(board, rows, request, self._prefixes, now)
+        return Candidates(columns, rows, request, self._prefixes, now)
 
     def _can_take(
         self, request: PlacementRequest, engine: Engine, role: engine_pb2.EngineRole.ValueType | None
@@ -395,25 +395,25 @@ class Placer:
             return False
         return has_room(engine, request.sequences, request.kv_tokens)
 
-    def _roomy(self, request: PlacementRequest, board: Board, free: Mask) -> Mask:
+    def _roomy(self, request: PlacementRequest, columns: EngineColumns, free: Mask) -> Mask:
         roomy: Mask
         if request.quarantined:
-            roomy = free & (board.sequences == 0) & (board.room > 0)
+            roomy = free & (columns.sequences == 0) & (columns.room > 0)
             return roomy
         needed = request.kv_tokens
-        roomy = free & board.roomy(request.sequences, needed)
+        roomy = free & columns.roomy(request.sequences, needed)
         if needed and not roomy.any():
             # What is cached on an engine needs no room there.
-            cached = self._prefixes.told(request, board).tokens
+            cached = self._prefixes.told(request, columns).tokens
             holders = free & (cached > 0)
-            roomy = holders & board.roomy(request.sequences, np.maximum(1.0, needed - cached))
+            roomy = holders & columns.roomy(request.sequences, np.maximum(1.0, needed - cached))
         return roomy
 
 
-def _row_beside(request: PlacementRequest, board: Board, free: Mask) -> int | None:
+def _row_beside(request: PlacementRequest, columns: EngineColumns, free: Mask) -> int | None:
     """Row of the engine that has the prompt already, if it can take the request, too."""
-    row = None if request.beside is None else board.row_of(request.beside.epoch)
-    if row is None or not (free & board.roomy(request.sequences, min(1, request.kv_tokens)))[row]:
+    row = None if request.beside is None else columns.row_of(request.beside.epoch)
+    if row is None or not (free & columns.roomy(request.sequences, min(1, request.kv_tokens)))[row]:
         return None
     return row
 
@@ -449,7 +449,7 @@ class SplitPlacer:
         try:
             return self._placer.place(request, excluding=excluding)
         except Refused:
-            if self.fleet.board(request.model).open_to(None, excluding).any():
+            if self.fleet.columns(request.model).open_to(None, excluding).any():
                 raise
         return self._placer.place(request, excluding=excluding, role=_ANY)
 
@@ -469,7 +469,7 @@ class SplitPlacer:
         excluding: Collection[Engine],
     ) -> Placed | None:
         """Place among the engines of a role; None if none of them can take it."""
-        if not self.fleet.board(request.model).open_to(role, excluding).any():
+        if not self.fleet.columns(request.model).open_to(role, excluding).any():
             return None
         request.placed_part = part
         try:
@@ -484,8 +484,8 @@ class SplitPlacer:
     def _splits(self, request: PlacementRequest) -> bool:
         if len(request.token_ids) <= self._min_tokens:
             return False
-        board = self.fleet.board(request.model)
-        if not (board.open_to(_DECODE) & board.roomy(request.sequences)).any():
+        columns = self.fleet.columns(request.model)
+        if not (columns.open_to(_DECODE) & columns.roomy(request.sequences)).any():
             return False
         # The cache of a prefill engine is of use to no decode engine.
-        return self._placer.uncached_tokens(request, among=board.open_to(None)) > self._min_tokens
+        return self._placer.uncached_tokens(request, among=columns.open_to(None)) > self._min_tokens

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from catenary.blockhash import BlockHashes
 from catenary.v1 import common_pb2
 from services.router.admission import sequences_of
-from services.router.fleet import Board, Engine
+from services.router.fleet import Engine, EngineColumns
 from services.router.index import KvIndex
 
 T = TypeVar("T", bound=np.generic)
@@ -144,7 +144,7 @@ def placement_request(spec: common_pb2.SequenceSpec, *, quarantined: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Tokens of a prompt that each row of a board has cached. `exact`: the engine tells what it has."""
+    """Tokens of a prompt that each row of a columns has cached. `exact`: the engine tells what it has."""
 
     tokens: Tokens
     exact: Mask
@@ -152,7 +152,7 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Where a board's engines are in the index, while that is of this version."""
+    """Where a columns's engines are in the index, while that is of this version."""
 
     version: int
     slots: Tokens
@@ -169,26 +169,28 @@ class Prefixes:
     def __init__(self, index: KvIndex[Engine], *, max_remembered: int) -> None:
         self._index = index
         self._memory: KvIndex[Engine] = KvIndex(max_remembered)
-        self._rows: WeakKeyDictionary[Board, dict[bool, _Rows]] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[EngineColumns, dict[bool, _Rows]] = WeakKeyDictionary()
 
-    def told(self, request: PlacementRequest, board: Board) -> Matched:
+    def told(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
         """By events alone: 0 for engines that tell nothing."""
-        rows = self._placed(board, exact=True)
-        return Matched(self._tokens(request, board, self._index, rows.slots), rows.told)
+        rows = self._placed(columns, exact=True)
+        return Matched(self._tokens(request, columns, self._index, rows.slots), rows.told)
 
-    def guessed(self, request: PlacementRequest, board: Board) -> Matched:
+    def guessed(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
         """By memory alone."""
-        rows = self._placed(board, exact=False)
-        return Matched(self._tokens(request, board, self._memory, rows.slots), np.zeros(len(board), np.bool_))
+        rows = self._placed(columns, exact=False)
+        return Matched(
+            self._tokens(request, columns, self._memory, rows.slots), np.zeros(len(columns), np.bool_)
+        )
 
-    def best(self, request: PlacementRequest, board: Board) -> Matched:
+    def best(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
         """By events where there are any, else by memory."""
-        if len(board) == 1:
-            return self._best_of_one(request, board.engines[0])
-        told = self.told(request, board)
+        if len(columns) == 1:
+            return self._best_of_one(request, columns.engines[0])
+        told = self.told(request, columns)
         if told.exact.all():
             return told
-        guessed = self.guessed(request, board)
+        guessed = self.guessed(request, columns)
         return Matched(np.where(told.exact, told.tokens, guessed.tokens), told.exact)
 
     def tells(self, engine: Engine) -> bool:
@@ -212,26 +214,26 @@ class Prefixes:
         blocks = index.walk(request.names(size).parts()).blocks(index.slot(engine))
         return Matched(np.array([min(blocks * size, len(request.token_ids) - 1)]), np.array([exact]))
 
-    def _placed(self, board: Board, *, exact: bool) -> _Rows:
+    def _placed(self, columns: EngineColumns, *, exact: bool) -> _Rows:
         index = self._index if exact else self._memory
-        cached = self._rows.setdefault(board, {})
+        cached = self._rows.setdefault(columns, {})
         rows = cached.get(exact)
         if rows is None or rows.version != index.version:
-            slots = np.array([index.slot(engine) for engine in board.engines], dtype=np.int64)
-            told = np.array([index.known(engine) for engine in board.engines], dtype=np.bool_)
+            slots = np.array([index.slot(engine) for engine in columns.engines], dtype=np.int64)
+            told = np.array([index.known(engine) for engine in columns.engines], dtype=np.bool_)
             rows = cached[exact] = _Rows(index.version, slots, told)
         return rows
 
     def _tokens(
-        self, request: PlacementRequest, board: Board, index: KvIndex[Engine], slots: Tokens
+        self, request: PlacementRequest, columns: EngineColumns, index: KvIndex[Engine], slots: Tokens
     ) -> Tokens:
-        tokens = np.zeros(len(board), dtype=np.int64)
-        for size in board.block_sizes:
+        tokens = np.zeros(len(columns), dtype=np.int64)
+        for size in columns.block_sizes:
             matches = index.walk(request.names(size).parts())
             if matches:
                 found = matches.by_slot()[slots] * size
-                alike = len(board.block_sizes) == 1
-                tokens = found if alike else np.where(board.block_size == size, found, tokens)
+                alike = len(columns.block_sizes) == 1
+                tokens = found if alike else np.where(columns.block_size == size, found, tokens)
         # The last token is always computed: its output is what is wanted.
         return np.minimum(tokens, len(request.token_ids) - 1)
 
@@ -256,17 +258,17 @@ class PlacementOptions:
 
 
 class Candidates:
-    """Rows of a board, at least one: engines that serve the model, have room, and may be given the request.
+    """Rows of a columns, at least one: engines that serve the model, have room, and may be given the request.
 
-    A policy works on columns over these rows: `candidates.of(board.sequences)`. What it returns is a
+    A policy works on columns over these rows: `candidates.of(columns.sequences)`. What it returns is a
     position in them. `now`: seconds of the placer's clock. `beside`: it is the one that has the same prompt.
     """
 
-    __slots__ = ("_matched", "_prefixes", "_request", "beside", "board", "now", "rows")
+    __slots__ = ("_matched", "_prefixes", "_request", "beside", "columns", "now", "rows")
 
     def __init__(
         self,
-        board: Board,
+        columns: EngineColumns,
         rows: Rows,
         request: PlacementRequest,
         prefixes: Prefixes,
@@ -274,7 +276,7 @@ class Candidates:
         *,
         beside: bool = False,
     ) -> None:
-        self.board = board
+        self.columns = columns
         self.rows = rows
         self.now = now
         self.beside = beside
@@ -286,16 +288,16 @@ class Candidates:
         return len(self.rows)
 
     def of(self, column: npt.NDArray[T]) -> npt.NDArray[T]:
-        """A column of the board, for the candidates alone. Not to be written to."""
+        """A column of the columns, for the candidates alone. Not to be written to."""
         return column if len(self.rows) == len(column) else column[self.rows]
 
     def engine(self, position: int) -> Engine:
         """The engine at a position."""
-        return self.board.engines[int(self.rows[position])]
+        return self.columns.engines[int(self.rows[position])]
 
     def position(self, epoch: int) -> int | None:
         """Where the attachment with this epoch is among them; None if it is not."""
-        row = self.board.row_of(epoch)
+        row = self.columns.row_of(epoch)
         if row is None:
             return None
         position = int(np.searchsorted(self.rows, row))
@@ -308,15 +310,15 @@ class Candidates:
 
     def matched(self) -> Matched:
         """Tokens of the request that they have cached, known or guessed."""
-        return self._keep(self._prefixes.best(self._request, self.board))
+        return self._keep(self._prefixes.best(self._request, self.columns))
 
     def told(self) -> Matched:
         """The same, known only."""
-        return self._keep(self._prefixes.told(self._request, self.board))
+        return self._keep(self._prefixes.told(self._request, self.columns))
 
     def guessed(self) -> Matched:
         """The same, guessed only."""
-        return self._keep(self._prefixes.guessed(self._request, self.board))
+        return self._keep(self._prefixes.guessed(self._request, self.columns))
 
     def _keep(self, found: Matched) -> Matched:
         self._matched = Matched(self.of(found.tokens), self.of(found.exact))
@@ -391,9 +393,9 @@ def load(candidates: Candidates) -> Floats:
     Both count what others placed by the last report and what this router has placed by now. They are shares,
     not counts, so that unequal engines fill up alike.
     """
-    board, of = candidates.board, candidates.of
-    shares: Floats = of(board.sequences) / of(board.slots)
-    shares += of(board.tokens) / of(board.kv_tokens)
+    columns, of = candidates.columns, candidates.of
+    shares: Floats = of(columns.sequences) / of(columns.slots)
+    shares += of(columns.tokens) / of(columns.kv_tokens)
     return shares
 
 
@@ -409,7 +411,7 @@ def overloaded(candidates: Candidates, options: PlacementOptions) -> npt.NDArray
     By the mean, not by the least: one engine that has just started does not make all others overloaded, and
     so does not attract all requests.
     """
-    sequences = candidates.of(candidates.board.sequences)
+    sequences = candidates.of(candidates.columns.sequences)
     mean = float(sequences.sum()) / len(sequences)
     above: npt.NDArray[np.bool_] = sequences > max(mean * options.skew_ratio, mean + options.skew_sequences)
     return above

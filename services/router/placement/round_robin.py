@@ -36,7 +36,7 @@ class RoundRobin(PlacementPolicy):
         if request.model not in self._last and len(self._last) >= _MAX_MODELS:
             self._last.clear()
         last = self._last.get(request.model, -1)
-        epochs = candidates.of(candidates.board.epochs)
+        epochs = candidates.of(candidates.columns.epochs)
         position = int(np.searchsorted(epochs, last, side="right")) % len(candidates)
         self._last[request.model] = int(epochs[position])
         return Choice(position, "round_robin")

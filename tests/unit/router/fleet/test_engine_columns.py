@@ -1,4 +1,4 @@
-"""The board's columns against the engines that they stand for."""
+"""The columns's columns against the engines that they stand for."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def has_room(engine: Engine, sequences: int, tokens: int) -> bool:
 
 
 def check(fleet: Fleet) -> None:
-    board = fleet.board("m")
-    assert list(board.engines) == [engine for engine in fleet if engine.model.name == "m"]
-    for row, engine in enumerate(board.engines):
-        assert board.sequences[row] == engine.sequences
-        assert board.tokens[row] == engine.tokens
-        assert board.prefill[row] == engine.prefill
-        assert board.room[row] == engine.room
-        assert board.reported_at[row] == engine.reported_at
-        assert board.row_of(engine.epoch) == row
-    available = [engine for engine in board.engines if engine.available]
+    columns = fleet.columns("m")
+    assert list(columns.engines) == [engine for engine in fleet if engine.model.name == "m"]
+    for row, engine in enumerate(columns.engines):
+        assert columns.sequences[row] == engine.sequences
+        assert columns.tokens[row] == engine.tokens
+        assert columns.prefill[row] == engine.prefill
+        assert columns.room[row] == engine.room
+        assert columns.reported_at[row] == engine.reported_at
+        assert columns.row_of(engine.epoch) == row
+    available = [engine for engine in columns.engines if engine.available]
     assert fleet.candidates("m") == available
     assert fleet.candidates("m", excluding=available[:1]) == available[1:]
     for sequences, tokens in ((1, 0), (2, 0), (1, 1), (1, 38_000), (3, 40_000), (1, 40_001)):
-        roomy = [has_room(engine, sequences, tokens) for engine in board.engines]
-        assert board.roomy(sequences, tokens).tolist() == roomy
-        assert [fleet_has_room(engine, sequences, tokens) for engine in board.engines] == roomy
+        roomy = [has_room(engine, sequences, tokens) for engine in columns.engines]
+        assert columns.roomy(sequences, tokens).tolist() == roomy
+        assert [fleet_has_room(engine, sequences, tokens) for engine in columns.engines] == roomy
         if tokens:
-            assert board.roomy(sequences, np.full(len(board), float(tokens))).tolist() == roomy
-    kept = [engine.reserved_for for engine in board.engines]
-    assert board.free_for("a").tolist() == [owner in (None, "a") for owner in kept]
+            assert columns.roomy(sequences, np.full(len(columns), float(tokens))).tolist() == roomy
+    kept = [engine.reserved_for for engine in columns.engines]
+    assert columns.free_for("a").tolist() == [owner in (None, "a") for owner in kept]
 
 
 @given(events)
@@ -95,14 +95,14 @@ def test_columns_say_what_the_engines_say(history):
     check(world.fleet)
 
 
-def test_the_board_is_the_same_until_one_joins_or_leaves():
+def test_the_columns_are_the_same_until_one_joins_or_leaves():
     world = World("least_loaded", 2)
-    board = world.fleet.board("m")
+    columns = world.fleet.columns("m")
     world.engines[0].placed_sequences = 3
     world.attach("other", model="n")
-    assert world.fleet.board("m") is board
+    assert world.fleet.columns("m") is columns
     world.attach("new")
-    assert world.fleet.board("m") is not board
+    assert world.fleet.columns("m") is not columns
 
 
 def test_an_engine_that_left_is_kept_nowhere():
@@ -111,5 +111,5 @@ def test_an_engine_that_left_is_kept_nowhere():
     engine.placed_sequences = 1
     world.leave(engine)
     engine.placed_sequences = 0
-    assert len(world.fleet.board("m")) == 0
+    assert len(world.fleet.columns("m")) == 0
     assert engine.stale is None
