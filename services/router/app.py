@@ -24,7 +24,7 @@ from services.router.dispatch import (
     EngineHealth,
     Membership,
     PoisonBook,
-    SessionHub,
+    Sessions,
     StallWatch,
 )
 from services.router.fleet import Engine, Fleet
@@ -151,7 +151,7 @@ class Router:
             poison=PoisonBook(config.poisoned_requests(), self._metrics.poisoned.inc),
             abort_timeout_s=config.abort_timeout_s,
         )
-        self._hub = SessionHub(
+        self._sessions = Sessions(
             self.fleet,
             self._dispatcher,
             max_sessions=config.max_sessions,
@@ -206,7 +206,7 @@ class Router:
         """Admit nothing more, wait up to `drain_s` for what is live, end the rest with a retryable error."""
         self._server.begin_drain()
         self.admission.drain()
-        self._hub.drain(round(self._config.drain_s * 1000))
+        self._sessions.drain(round(self._config.drain_s * 1000))
         self._dispatcher.lifecycle.close(SHUTTING_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s):
@@ -219,14 +219,14 @@ class Router:
     async def stop(self) -> None:
         """End all streams and what still runs on them."""
         self.admission.drain()
-        self._hub.close_all(AbortCause.DRAIN)
+        self._sessions.close_all(AbortCause.DRAIN)
         self._membership.leave_all()
         await self._server.stop(STOP_GRACE_S)
         await self._periodic.stop()
 
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
-        self._hub.changed()
+        self._sessions.changed()
         self._dispatcher.lifecycle.fleet_changed()
 
     def _start_periodic_tasks(self) -> None:
@@ -238,18 +238,18 @@ class Router:
             PeriodicTask("breakers", period, lambda: self._health.sweep(self.fleet)),
             PeriodicTask("aborts", period, self._dispatcher.sweep, judges=True),
             PeriodicTask("queue", QUEUE_PERIOD_S, self._dispatcher.lifecycle.tick),
-            PeriodicTask("shed", SHED_PERIOD_S, self._hub.shed),
+            PeriodicTask("shed", SHED_PERIOD_S, self._sessions.shed),
             PeriodicTask("client readers", period, self.client_watch.sweep, judges=True),
             PeriodicTask("engine readers", period, self._engine_watch.sweep, judges=True),
-            PeriodicTask("models", MODELS_PERIOD_S, self._hub.tick),
+            PeriodicTask("models", MODELS_PERIOD_S, self._sessions.tick),
             # Twice in the time that was promised, so that a late one still keeps it.
-            PeriodicTask("heartbeat", self._config.heartbeat_s / 2, self._hub.beat),
+            PeriodicTask("heartbeat", self._config.heartbeat_s / 2, self._sessions.beat),
         )
 
     def _add_services(self) -> None:
         config = self._config
-        sessions = SessionStreams(
-            self._hub,
+        streams = SessionStreams(
+            self._sessions,
             self.client_watch,
             router_instance_id=self.instance_id,
             heartbeat_ms=round(config.heartbeat_s * 1000),
@@ -259,8 +259,8 @@ class Router:
             self.fleet,
             self.admission,
             self._dispatcher,
-            self._hub,
-            sessions,
+            self._sessions,
+            streams,
             GenerateCalls(
                 self._dispatcher,
                 self.client_watch,
@@ -306,7 +306,7 @@ class Router:
                     "Sequences submitted after they had lost an engine or a router, since the start.",
                     lambda: self._dispatcher.lifecycle.resumed,
                 ),
-                "sessions": ("Gateways connected.", lambda: len(self._hub)),
+                "sessions": ("Gateways connected.", lambda: len(self._sessions)),
             },
         )
 

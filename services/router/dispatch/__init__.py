@@ -7,7 +7,7 @@ from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.health import EngineHealth, PoisonBook
 from services.router.dispatch.membership import LossReason, Membership, StallWatch
 from services.router.dispatch.sequence import AbortCause, EngineLink
-from services.router.dispatch.session import Session, SessionHub, SessionOutbox
+from services.router.dispatch.session import Session, SessionOutbox, Sessions
 from services.router.dispatch.states import EVENTS, STATES, TRANSITIONS
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "PlainCall",
     "PoisonBook",
     "Session",
-    "SessionHub",
     "SessionOutbox",
+    "Sessions",
     "StallWatch",
 ]

@@ -183,7 +183,7 @@ def _duplicate(message: str) -> Refused:
     return Refused(common_pb2.ERROR_CODE_DUPLICATE_REQUEST, message)
 
 
-class SessionHub:
+class Sessions:
     """Opens and closes sessions and pushes ModelsUpdate to them.
 
     `changed` is called at each change of membership or state: changes of one tick make one update. `tick` is

@@ -22,7 +22,7 @@ from services.router.dispatch import (
     Membership,
     PlainCall,
     Session,
-    SessionHub,
+    Sessions,
 )
 from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.index import KvIndex
@@ -93,13 +93,13 @@ class _SessionStream:
 
     def __init__(
         self,
-        hub: SessionHub,
+        sessions: Sessions,
         session: Session,
         requests: AsyncIterator[router_pb2.SessionRequest],
         instance: str,
         welcome: router_pb2.SessionWelcome,
     ) -> None:
-        self._hub = hub
+        self._sessions = sessions
         self._session = session
         self._requests = requests
         self._instance = instance
@@ -127,30 +127,30 @@ class _SessionStream:
         except Exception:
             _log.exception("session message failed")
             self.error = INTERNAL
-        self._hub.close(session, AbortCause.SESSION_END)
+        self._sessions.close(session, AbortCause.SESSION_END)
 
     def stalled(self) -> None:
         _log.warning("gateway does not read; its session is ended", instance=self._instance)
-        self._hub.close(self._session, AbortCause.SLOW_READER)
+        self._sessions.close(self._session, AbortCause.SLOW_READER)
 
     def close(self) -> None:
-        self._hub.close(self._session, AbortCause.SESSION_END)
+        self._sessions.close(self._session, AbortCause.SESSION_END)
         _log.info("gateway left", instance=self._instance)
 
 
 class SessionStreams:
-    """Serves Session streams of gateways, each with a session of `hub`."""
+    """Serves Session streams of gateways, each with a session of `sessions`."""
 
     def __init__(
         self,
-        hub: SessionHub,
+        sessions: Sessions,
         watch: ReaderWatch,
         *,
         router_instance_id: str,
         heartbeat_ms: int,
         hello_timeout_s: float,
     ) -> None:
-        self._hub = hub
+        self._sessions = sessions
         self._watch = watch
         self._welcome = router_pb2.SessionWelcome(
             schema_revision=SCHEMA_REVISION,
@@ -169,12 +169,12 @@ class SessionStreams:
         first = await first_message(requests, "hello", timeout_s=self._hello_timeout_s)
         _check(first.hello)
         try:
-            session = self._hub.open()
+            session = self._sessions.open()
         except Refused as refusal:
             raise RpcError(refusal.error) from None
         instance = first.hello.instance_id
         _log.info("gateway connected", instance=instance)
-        return _SessionStream(self._hub, session, requests, instance, self._welcome)
+        return _SessionStream(self._sessions, session, requests, instance, self._welcome)
 
 
 def _check(hello: router_pb2.SessionHello) -> None:
@@ -209,8 +209,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         fleet: Fleet,
         admission: Admission,
         dispatcher: Dispatcher,
-        hub: SessionHub,
-        sessions: SessionStreams,
+        sessions: Sessions,
+        streams: SessionStreams,
         calls: GenerateCalls,
         index: KvIndex[Engine],
         receipts: ReceiptBook,
@@ -221,8 +221,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._fleet = fleet
         self._admission = admission
         self._dispatcher = dispatcher
-        self._hub = hub
         self._sessions = sessions
+        self._streams = streams
         self._calls = calls
         self._index = index
         self._receipts = receipts
@@ -233,7 +233,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request_iterator: AsyncIterator[router_pb2.SessionRequest], context: _Context
     ) -> AsyncIterator[router_pb2.SessionResponse]:
         """See the proto."""
-        return self._sessions.serve(request_iterator)
+        return self._streams.serve(request_iterator)
 
     def Generate(
         self, request: router_pb2.GenerateRequest, context: _Context
@@ -255,7 +255,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return router_pb2.GetFleetResponse(
             router_instance_id=self._router_instance_id,
             engines=[_fleet_engine(engine, self._index, now) for engine in self._fleet],
-            sessions=len(self._hub),
+            sessions=len(self._sessions),
             live_sequences=self._admission.live_sequences,
             lanes=[
                 _lane(number, view)

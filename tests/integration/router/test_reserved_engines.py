@@ -93,7 +93,7 @@ async def test_two_routers_take_turns(start_fleet, what):
     await eventually(lambda: not engine.app.frontend.routers._turns, "nobody for whom it is kept")
 
 
-async def test_the_sequence_that_an_engine_is_reserved_for_finds_it_reserved(fake_router, start_fleet, monkeypatch):
+async def test_the_owner_of_a_reservation_finds_its_engine_reserved(fake_router, start_fleet, monkeypatch):
     """A third router waits for its turn: whoever gave the engine back too early would be refused."""
     refused = []
     submit = RouterOutbox.refuse

@@ -18,8 +18,8 @@ from services.router.dispatch import (
     EngineHealth,
     EngineLink,
     PoisonBook,
-    SessionHub,
     SessionOutbox,
+    Sessions,
 )
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
@@ -117,7 +117,7 @@ async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back()
     assert [message async for message in messages] == []
 
 
-def hub_of(fleet: Fleet, **limits) -> SessionHub:
+def sessions_of(fleet: Fleet, **limits) -> Sessions:
     metrics = RouterMetrics(CollectorRegistry())
     dispatcher = Dispatcher(
         Admission(AdmissionLimits(10, 100, 1)),
@@ -129,37 +129,37 @@ def hub_of(fleet: Fleet, **limits) -> SessionHub:
         poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60), lambda: None),
         abort_timeout_s=1,
     )
-    return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)
+    return Sessions(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)
 
 
 async def test_sessions_are_limited_and_closing_twice_is_harmless():
-    hub = hub_of(Fleet(lease_s=1))
-    first, second = hub.open(), hub.open()
+    sessions = sessions_of(Fleet(lease_s=1))
+    first, second = sessions.open(), sessions.open()
     with pytest.raises(Refused) as caught:
-        hub.open()
+        sessions.open()
     assert "max-sessions" in caught.value.error.message
-    hub.close(first, AbortCause.SESSION_END)
-    hub.close(first, AbortCause.SESSION_END)
+    sessions.close(first, AbortCause.SESSION_END)
+    sessions.close(first, AbortCause.SESSION_END)
     submit = common_pb2.Submit(handle=1, spec=common_pb2.SequenceSpec(model="m", token_ids=[1]))
     first.receive(router_pb2.SessionRequest(submit=submit))
     assert first.outbox.unread == 0
-    hub.close_all(AbortCause.DRAIN)
-    assert len(hub) == 0
+    sessions.close_all(AbortCause.DRAIN)
+    assert len(sessions) == 0
     assert len([message async for message in second.outbox.messages()]) == 1
 
 
 async def test_updates_are_pushed_on_change_and_only_on_change():
     fleet = Fleet(lease_s=1)
-    hub = hub_of(fleet)
-    messages = hub.open().outbox.messages()
+    sessions = sessions_of(fleet)
+    messages = sessions.open().outbox.messages()
     assert not (await anext(messages)).models.models
     model = common_pb2.ModelInfo(name="m", max_model_len=5)
     capacity = engine_pb2.Capacity(max_running=9)
     fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model, capacity=capacity), now=0, unix_time=0)
     for _ in range(3):
-        hub.changed()
+        sessions.changed()
     assert (await anext(messages)).models.models[0].info.name == "m"
-    hub.tick()
+    sessions.tick()
     following = asyncio.create_task(anext(messages))
     # A thousand turns of the loop, without a clock: whatever would wake it has had its turn.
     for _ in range(1000):
@@ -167,19 +167,19 @@ async def test_updates_are_pushed_on_change_and_only_on_change():
     assert not following.done()
     engine = next(iter(fleet))
     engine.apply(engine_pb2.LoadReport(sequence=1, running=4))
-    hub.tick()
+    sessions.tick()
     assert (await following).models.models[0].load.running == 4
 
 
 async def test_a_heartbeat_is_sent_though_nothing_changed_and_even_if_the_models_fail(monkeypatch):
     fleet = Fleet(lease_s=1)
-    hub = hub_of(fleet)
-    messages = hub.open().outbox.messages()
+    sessions = sessions_of(fleet)
+    messages = sessions.open().outbox.messages()
     await anext(messages)
     model = common_pb2.ModelInfo(name="m", max_model_len=5)
     fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model), now=0, unix_time=0)
     for _ in range(2):
-        hub.beat()
+        sessions.beat()
         assert (await anext(messages)).models.models[0].info.name == "m"
 
     def fail():
@@ -187,7 +187,7 @@ async def test_a_heartbeat_is_sent_though_nothing_changed_and_even_if_the_models
 
     monkeypatch.setattr(fleet, "served_models", fail)
     with pytest.raises(ValueError, match="no sum"):
-        hub.beat()
+        sessions.beat()
     assert (await anext(messages)).models.models[0].info.name == "m"
 
 
