@@ -417,29 +417,29 @@ class AdmissionQueues(Generic[T]):
         if kv_tokens > queue.largest_kv > 0:
             raise does_not_fit(kv_tokens, queue.largest_kv)
         if not queue.lately_served(now):
-            self.refused(lane, RefusedFor.NOT_SERVED)
+            self.count_refusal(lane, RefusedFor.NOT_SERVED)
             raise self._not_served()
         if entry.deadline <= now:
-            self.refused(lane, RefusedFor.WAITED_TOO_LONG)
+            self.count_refusal(lane, RefusedFor.WAITED_TOO_LONG)
             raise too_late(entry.deadline - entry.since, queue.retry_after_ms(lane, now))
         if entry.first:
             return
         try:
             queue.check(entry, now)
         except Refused:
-            self.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
+            self.count_refusal(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
             if not served:
                 raise self._not_served() from None
             raise
 
-    def turn_away(self, entry: QueuedSequence[T], now: float) -> common_pb2.Error:
+    def refuse_expired(self, entry: QueuedSequence[T], now: float) -> common_pb2.Error:
         """Count one that has waited too long; returns what it is told. Whether for room or for an engine
         makes a difference."""
         queue = self.queue_of(entry.model)
         if not queue.served:
-            self.refused(entry.home, RefusedFor.NOT_SERVED)
+            self.count_refusal(entry.home, RefusedFor.NOT_SERVED)
             return self._not_served().error
-        self.refused(entry.home, RefusedFor.WAITED_TOO_LONG)
+        self.count_refusal(entry.home, RefusedFor.WAITED_TOO_LONG)
         return too_late(entry.deadline - entry.since, queue.retry_after_ms(entry.home, now)).error
 
     def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
@@ -465,7 +465,7 @@ class AdmissionQueues(Generic[T]):
         self._leave(entry)
         self._queues[entry.model].remove(entry)
 
-    def refused(self, lane: int, reason: RefusedFor) -> None:
+    def count_refusal(self, lane: int, reason: RefusedFor) -> None:
         """Count a refusal."""
         self.counts[lane].refused[reason] += 1
 

@@ -93,7 +93,7 @@ class Lifecycle:
             return admission.admit(len(spec.token_ids), sequences_of(spec), resumed=resumed)
         except Refused:
             reason = RefusedFor.DRAINING if admission.draining else RefusedFor.ROUTER_FULL
-            self.queues.refused(lane_of(spec), reason)
+            self.queues.count_refusal(lane_of(spec), reason)
             raise
 
     def place_or_enqueue(self, sequence: LiveSequence) -> None:
@@ -275,7 +275,7 @@ class Lifecycle:
         self._look(now)
         self.queues.promote(now)
         for entry in self.queues.due(now):
-            self.refuse(entry.item, self.queues.turn_away(entry, now))
+            self.refuse(entry.item, self.queues.refuse_expired(entry, now))
         self.pump()
 
     def pump(self) -> None:
