@@ -65,7 +65,7 @@ class PeriodicTasks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *tasks: PeriodicTask) -> None:
-        """Begin; the first time comes after a period."""
+        """Start tasks; each runs first after a period."""
         self._tasks += [asyncio.create_task(_repeat(task), name=task.name) for task in tasks]
 
     async def stop(self) -> None:
@@ -225,7 +225,6 @@ class Router:
         await self._periodic.stop()
 
     def _fleet_changed(self) -> None:
-        """Other engines than before may be given sequences."""
         self._sessions.changed()
         self._dispatcher.lifecycle.fleet_changed()
 

@@ -19,7 +19,7 @@ _POLICY = PlacementOptions()
 
 
 def check_policy(name: str) -> str:
-    """`name`, if there is such a policy. Raises ValueError."""
+    """Return `name`. Raises ValueError if there is no such policy."""
     if name not in POLICIES:
         raise ValueError(f"there is no {name!r}: {expected_one_of(name, sorted(POLICIES))}")
     return name
@@ -261,7 +261,7 @@ class RouterConfig(ResumeOptions, RpcConfig):
         return value
 
     def placement_options(self) -> PlacementOptions:
-        """The tuning of the policies. Four missed reports make an engine's load unknown."""
+        """Return the tuning of the policies. Four missed reports make an engine's load unknown."""
         return PlacementOptions(
             min_match=self.placement_min_match,
             skew_sequences=self.placement_skew_sequences,
@@ -275,7 +275,7 @@ class RouterConfig(ResumeOptions, RpcConfig):
         )
 
     def placements(self) -> dict[str, str]:
-        """Policies by model, of those that `placement_for` names."""
+        """Return the policies that `placement_for` names, by model."""
         return {model: policy for model, _, policy in (pair.rpartition("=") for pair in self.placement_for)}
 
     @field_validator("lane_sequences", "lane_tokens", "lane_wait_s")
@@ -293,7 +293,6 @@ class RouterConfig(ResumeOptions, RpcConfig):
         return value
 
     def queues(self) -> QueueOptions:
-        """The options of admission."""
         return QueueOptions(
             sequences=self.lane_sequences,
             tokens=self.lane_tokens,
@@ -314,7 +313,6 @@ class RouterConfig(ResumeOptions, RpcConfig):
         return self
 
     def breaker(self) -> BreakerOptions:
-        """The options of the engines' breakers."""
         return BreakerOptions(
             faults=self.breaker_faults,
             window_s=self.breaker_window_s,

@@ -40,7 +40,7 @@ class Matches:
         return bool(self._steps)
 
     def blocks(self, slot: int) -> int:
-        """Blocks of one slot; -1 stands for holding nothing."""
+        """Return the blocks of one slot; slot -1 holds nothing."""
         if slot >= 0:
             for engines, blocks in self._steps:
                 if engines >> slot & 1:
@@ -48,7 +48,7 @@ class Matches:
         return 0
 
     def by_slot(self) -> npt.NDArray[np.int64]:
-        """Blocks by slot: int64, a number for each slot, and a last 0: slot -1 stands for holding nothing."""
+        """Return blocks by slot as int64 [slots + 1]; the last one is 0, for slot -1, which holds nothing."""
         column = np.zeros(self._slots + 1, dtype=np.int64)
         for engines, blocks in self._steps:
             if engines.bit_count() <= _FEW:
@@ -120,12 +120,12 @@ class KvIndex(Generic[K]):
         return self._pairs
 
     def slot(self, engine: K) -> int:
-        """Place of `engine` in `Matches.by_slot`, -1 without one."""
+        """Return the place of `engine` in `Matches.by_slot`, -1 without one."""
         holdings = self._holdings.get(engine)
         return -1 if holdings is None else holdings.slot
 
     def blocks(self, engine: K) -> int:
-        """How many blocks of `engine` are known."""
+        """Return how many blocks of `engine` are known."""
         holdings = self._holdings.get(engine)
         return 0 if holdings is None else len(holdings.names)
 
@@ -135,7 +135,7 @@ class KvIndex(Generic[K]):
         return holdings is not None and holdings.complete
 
     def completed(self, engine: K) -> None:
-        """All that `engine` holds has been stored here."""
+        """Take the blocks of `engine` that are stored here as all that it holds."""
         holdings = self._of(engine)
         holdings.told = holdings.complete = True
         self.version += 1
@@ -146,7 +146,7 @@ class KvIndex(Generic[K]):
         return holdings is not None and holdings.told
 
     def stored(self, engine: K, names: Iterable[bytes]) -> None:
-        """`engine` holds these blocks. Those known before become its youngest."""
+        """Add blocks that `engine` holds. Those known before become its youngest."""
         holdings = self._of(engine)
         own, bit, holders = holdings.names, holdings.bit, self._holders
         count = len(own)
@@ -174,13 +174,13 @@ class KvIndex(Generic[K]):
             self._remove(holdings, list(islice(holdings.names, excess)))
 
     def removed(self, engine: K, names: Iterable[bytes]) -> None:
-        """`engine` does not hold these blocks any more. Those that are not known are passed over."""
+        """Remove blocks of `engine`. Those that are not known are passed over."""
         holdings = self._holdings.get(engine)
         if holdings is not None:
             self._remove(holdings, names)
 
     def cleared(self, engine: K) -> None:
-        """`engine` holds nothing any more."""
+        """Remove all blocks of `engine`."""
         holdings = self._holdings.get(engine)
         if holdings is not None:
             names, holdings.names = holdings.names, {}
@@ -188,13 +188,13 @@ class KvIndex(Generic[K]):
             self._pairs -= len(names)
 
     def replace(self, engine: K, names: Iterable[bytes]) -> None:
-        """`engine` holds these blocks and no others."""
+        """Take these blocks for all that `engine` holds."""
         self.cleared(engine)
         self.stored(engine, names)
         self.completed(engine)
 
     def forget(self, engine: K) -> None:
-        """Nothing is known of `engine`. Idempotent."""
+        """Forget `engine`. Idempotent."""
         self.cleared(engine)
         holdings = self._holdings.pop(engine, None)
         if holdings is not None:
@@ -202,7 +202,7 @@ class KvIndex(Generic[K]):
             self.version += 1
 
     def incomplete(self, engine: K) -> None:
-        """Nothing is known of `engine` until it tells all that it holds again."""
+        """Forget the blocks of `engine` until it has told all of them again."""
         self.cleared(engine)
         holdings = self._of(engine)
         holdings.told = holdings.complete = False
@@ -361,7 +361,7 @@ class KvFeed(Generic[K]):
         return False
 
     def close(self) -> None:
-        """The stream or the attachment is over: nothing is known of the engine. Idempotent."""
+        """Forget the engine, as its stream or attachment is over. Idempotent."""
         self._state = _State.UNKNOWN
         self._index.forget(self._engine)
 

@@ -26,7 +26,7 @@ RESULTS = ("begun", "offered", "done", "recomputed", "refused", "failed", "lost"
 
 
 class HandoverMetrics:
-    """Counts the halves as they begin and end."""
+    """Counts the parts of split sequences as they begin and end."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         halves = Counter(
@@ -46,11 +46,11 @@ class HandoverMetrics:
         )
 
     def count(self, result: str) -> None:
-        """One of RESULTS but `done`."""
+        """Count one of RESULTS but `done`."""
         self._results[result].inc()
 
     def handed_over(self, tokens: int) -> None:
-        """A sequence ended, so many tokens of whose prompt came from another engine."""
+        """Count a sequence that ended, of whose prompt so many tokens came from another engine."""
         self._results["done"].inc()
         self._tokens.inc(tokens)
 
@@ -76,7 +76,7 @@ class LaneMetrics:
         self._waits = [waits.labels(name) for name in LANE_NAMES]
 
     def waited(self, lane: int, seconds: float) -> None:
-        """A wait of this class ended with an engine."""
+        """Count a wait of this class that ended with a placement."""
         self._waits[lane].observe(seconds)
 
     def watch(self, views: Views) -> None:
@@ -134,7 +134,7 @@ class PlacementMetrics:
         self._registry = registry
 
     def watch(self, receipts: ReceiptBook) -> None:
-        """Expose what was decided."""
+        """Expose the decisions."""
         self._registry.register(_PlacementCollector(receipts))
 
 
@@ -220,7 +220,7 @@ class RouterMetrics:
         self._refusals.labels(_label(common_pb2.ErrorCode, code, common_pb2.ERROR_CODE_INTERNAL)).inc()
 
     def resumed(self, cause: Cause) -> None:
-        """Count a sequence of a plain call that goes on in another life."""
+        """Count a sequence of a plain call that is resumed."""
         self._resumed.labels(cause).inc()
 
     def aborted(self, cause: str) -> None:
@@ -269,10 +269,10 @@ class _LiveCollector(Collector):
 
 
 def _label(enum: Any, value: int, unknown: int) -> str:
-    """Label of an enum's value; `unknown` stands for one that a newer peer sent."""
+    """Return the label of an enum's value; `unknown` stands for one that a newer peer sent."""
     return _short(enum.Name(value if value in enum.values() else unknown))
 
 
 def _short(name: str) -> str:
-    """FINISH_REASON_STOP -> stop, ERROR_CODE_ENGINE_LOST -> engine_lost, ENGINE_STATE_SERVING -> serving."""
+    """Return the label of a name: FINISH_REASON_STOP -> stop, ERROR_CODE_ENGINE_LOST -> engine_lost."""
     return name.split("_", 2)[2].lower()

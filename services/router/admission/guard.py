@@ -38,7 +38,7 @@ class ClassQuota:
         self._reserved = [0 for _ in LANES]
 
     def update(self, total: int, foreign: int) -> None:
-        """Take over what the engines have now."""
+        """Take over the places of the engines as they are now."""
         if total != self.total:
             self._reserved = [int(share * total) for share in self._shares] + [0] * (
                 len(LANES) - len(self._shares)
@@ -107,7 +107,7 @@ class LoadGuard:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that carries the load now."""
+        """The engine that has the load now."""
         return self._engine
 
     def classify(self, load: ClassLoad, lane: int) -> None:
@@ -133,7 +133,7 @@ class LoadGuard:
         self._engine, self._prefill = engine, prefill
 
     def prefilled(self) -> None:
-        """The prompt is computed. Idempotent."""
+        """Count the prompt as computed. Idempotent."""
         if self._engine is not None:
             self._engine.placed_prefill -= self._prefill
             self._prefill = 0
@@ -179,17 +179,15 @@ class Admission:
 
     @property
     def live_sequences(self) -> int:
-        """Sequences admitted and not released."""
         return self._ledger.sequences
 
     @property
     def live_tokens(self) -> int:
-        """Prompt tokens of those."""
         return self._ledger.tokens
 
     @property
     def draining(self) -> bool:
-        """True once nothing new is admitted."""
+        """Whether nothing new is admitted."""
         return self._draining
 
     def drain(self) -> None:

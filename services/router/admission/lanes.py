@@ -33,7 +33,7 @@ SYSTEM, INTERACTIVE, DEFAULT, BULK = LANES
 
 
 def lane_of(spec: common_pb2.SequenceSpec) -> int:
-    """The lane that a valid spec asks for."""
+    """Return the lane of a valid spec."""
     wanted = spec.priority_class
     return DEFAULT if wanted == common_pb2.PRIORITY_CLASS_UNSPECIFIED else CLASSES.index(wanted)
 
@@ -113,11 +113,11 @@ class FairQueue(Generic[T]):
         return bool(self._tenants)
 
     def firsts(self) -> Iterator[QueuedSequence[T]]:
-        """The first entry of each tenant."""
+        """Yield the first entry of each tenant."""
         return (tenant.first for tenant in self._tenants.values())
 
     def add(self, entry: QueuedSequence[T]) -> None:
-        """Let an entry wait behind those of its tenant."""
+        """Queue an entry behind those of its tenant."""
         tenant = self._tenants.get(entry.tenant)
         if tenant is not None:
             tenant.row[entry] = None
@@ -131,7 +131,7 @@ class FairQueue(Generic[T]):
         self._schedule(tenant)
 
     def head(self) -> QueuedSequence[T] | None:
-        """Whose turn it is."""
+        """Return the entry whose turn it is, or None without entries."""
         heap = self._heap
         while heap:
             turn, order = heap[0]
@@ -142,7 +142,7 @@ class FairQueue(Generic[T]):
         return None
 
     def some(self, count: int) -> Iterator[QueuedSequence[T]]:
-        """The first entries of up to `count` tenants, then the `count` behind each of these."""
+        """Yield the first entries of up to `count` tenants, then up to `count` behind each of these."""
         tenants = list(islice(self._tenants.values(), count))
         yield from (tenant.first for tenant in tenants)
         for tenant in tenants:
@@ -223,7 +223,7 @@ class Lanes(Generic[T]):
         return self._count
 
     def firsts(self) -> Iterator[QueuedSequence[T]]:
-        """The next entry of each tenant in each lane, and the first of those in front."""
+        """Yield the next entry of each tenant in each lane, and the first of those in front."""
         for front, queue in zip(self._fronts, self._queues, strict=True):
             yield from islice(front, 1)
             yield from queue.firsts()
@@ -237,13 +237,13 @@ class Lanes(Generic[T]):
             self._fronts[entry.lane].move_to_end(entry, last=False)
 
     def heads(self) -> Iterator[QueuedSequence[T]]:
-        """The next entry of each lane, the most urgent lane first."""
+        """Yield the next entry of each lane, the most urgent lane first."""
         for lane in LANES:
             if (head := self.head(lane)) is not None:
                 yield head
 
     def head(self, lane: int) -> QueuedSequence[T] | None:
-        """The next entry of a lane."""
+        """Return the next entry of a lane, or None."""
         front = self._fronts[lane]
         return next(iter(front)) if front else self._queues[lane].head()
 
@@ -255,7 +255,7 @@ class Lanes(Generic[T]):
             yield from (entry for entry in found if entry is not head)
 
     def take(self, entry: QueuedSequence[T]) -> None:
-        """Remove an entry that is served: the head of a lane, or one that is let past it."""
+        """Remove an entry that is served: the head of a lane, or one that overtakes it."""
         self._count -= 1
         self._unpromoted(entry)
         if entry in self._fronts[entry.lane]:
@@ -277,7 +277,7 @@ class Lanes(Generic[T]):
         return bool(self._fronts[lane] or (self._queues[lane] and not first))
 
     def promote(self, now: float) -> list[QueuedSequence[T]]:
-        """Move up what has waited long, and tell which."""
+        """Move up the entries that have waited long, and return them."""
         moved = []
         # From the top, so that nothing moves twice at once.
         for lane in range(INTERACTIVE + 1, len(LANES)):

@@ -28,18 +28,18 @@ class DrainRate:
         self._began: float | None = None
 
     def watch(self, now: float) -> None:
-        """Something waits: from here on, that nothing leaves says something too."""
+        """Start measuring: something waits."""
         if self._began is None:
             self._began = now
 
     def rest(self) -> None:
-        """Nothing waits any more: there is nothing to measure."""
+        """Stop measuring: nothing waits."""
         self._began = None
         self._slots.clear()
         self._sum = 0
 
     def add(self, now: float, units: int) -> None:
-        """Units left."""
+        """Count units that left."""
         slot = int(now / WINDOW_S * _SLOTS)
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1][1] += units
@@ -49,7 +49,7 @@ class DrainRate:
         self._trim(slot)
 
     def seconds(self, now: float, units: int) -> float | None:
-        """How long `units` take to leave. None: it is not measured yet. Infinity: nothing leaves."""
+        """Return the time in which `units` leave: None before it is measured, infinity if nothing leaves."""
         if self._began is None or now - self._began < WINDOW_S / _SLOTS:
             return None
         self._trim(int(now / WINDOW_S * _SLOTS))
@@ -118,11 +118,11 @@ class ModelQueue(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is placed."""
+        """Whether nothing waits and nothing is placed."""
         return not any(held.sequences for held in self.held) and not any(self.quota.load.placed)
 
     def check(self, entry: QueuedSequence[T], now: float) -> None:
-        """Raises Refused: the lane is full, or has as much of this tenant as it may have (OVERLOADED)."""
+        """Raise Refused (OVERLOADED) if the lane is full, or has as much of this tenant as it may have."""
         lane, held = entry.home, self.held[entry.home]
         if self._passes(entry, held, 1.0):
             raise self._full(lane, now, self._bounds(lane, 1.0) + " of this class")
@@ -131,7 +131,7 @@ class ModelQueue(Generic[T]):
             raise self._full(lane, now, self._bounds(lane, share) + " of one tenant (tenant-share)")
 
     def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
-        """Let an entry wait."""
+        """Queue an entry."""
         lane = entry.home
         if not entry.apart:
             self.lanes.add(entry, now, foremost=foremost)
@@ -140,14 +140,14 @@ class ModelQueue(Generic[T]):
         self._rates[lane].watch(now)
 
     def take(self, entry: QueuedSequence[T], now: float) -> None:
-        """An engine has it."""
+        """Remove an entry that was placed."""
         if not entry.apart:
             self.lanes.take(entry)
         self._rates[entry.home].add(now, entry.sequences)
         self._gone(entry)
 
     def remove(self, entry: QueuedSequence[T]) -> None:
-        """It waits no longer, and no engine has it."""
+        """Remove an entry that was not placed."""
         if not entry.apart:
             self.lanes.remove(entry)
         self._gone(entry)
@@ -168,7 +168,7 @@ class ModelQueue(Generic[T]):
         )
 
     def fullness(self, lane: int, tenant: str | None = None) -> float:
-        """How much of its bounds a lane has, or of his a tenant in it; 1 is full."""
+        """Return the taken share of the bounds of a lane, or of a tenant in it; 1 is full."""
         options = self._options
         share = 1.0 if tenant is None else options.tenant_share
         held = self.held[lane] if tenant is None else self._of_tenant(lane, tenant)
@@ -176,15 +176,15 @@ class ModelQueue(Generic[T]):
         return max(held.sequences / max(1.0, sequences), held.tokens / max(1.0, tokens))
 
     def tenants(self, lane: int) -> int:
-        """Tenants that have something in a lane; everybody without a name is one."""
+        """Return the number of tenants in a lane; all those without a name are one."""
         return sum(key[0] == lane for key in self._tenants)
 
     def arrivals(self, lane: int) -> Iterator[float]:
-        """When those came that are next, of all that came to a lane."""
+        """Yield the arrivals of the next entries of a lane, in monotonic seconds."""
         return (entry.since for entry in self.lanes.firsts() if entry.home == lane)
 
     def waiting_tenants(self) -> list[tuple[int, str]]:
-        """Lanes and names of the tenants that wait and have a name."""
+        """Return the lanes and names of the tenants that wait and have a name."""
         return [key for key in self._tenants if key[1]]
 
     def _passes(self, entry: QueuedSequence[T], held: Held, share: float) -> bool:
@@ -235,7 +235,7 @@ class Shedding:
         self._until: dict[Key, float] = {}
 
     def update(self, queues: Iterable[ModelQueue[T]], now: float) -> router_pb2.ShedState | None:
-        """The message to send now. None: the last one still holds."""
+        """Return the message to send now, or None if the last one still holds."""
         full: dict[Key, int] = {}
         for queue in queues:
             for key in self._full(queue):
@@ -265,7 +265,7 @@ class Shedding:
 
 
 def state(full: dict[Key, int]) -> router_pb2.ShedState:
-    """The message: retry times in milliseconds by key."""
+    """Return the message for retry times in milliseconds by key."""
     return router_pb2.ShedState(
         entries=[
             router_pb2.ShedEntry(
@@ -293,11 +293,11 @@ class Deadlines(Generic[H]):
         self._ticks: dict[int, dict[H, None]] = {}
 
     def add(self, thing: H, deadline: float) -> None:
-        """It is due at `deadline`, in monotonic seconds, or up to a tick later."""
+        """Add a thing that is due at `deadline`, in monotonic seconds, or up to a tick later."""
         self._ticks.setdefault(_tick(deadline), {})[thing] = None
 
     def discard(self, thing: H, deadline: float) -> None:
-        """It is not due any more. `deadline` is the one that it was added with."""
+        """Remove a thing, with the deadline that it was added with. Idempotent."""
         tick = _tick(deadline)
         things = self._ticks.get(tick)
         if things is None:
@@ -307,7 +307,7 @@ class Deadlines(Generic[H]):
             del self._ticks[tick]
 
     def due(self, now: float) -> list[H]:
-        """The due ones, in order; each stays until it is discarded."""
+        """Return the due things in order; each stays until it is discarded."""
         last = now / TICK_S
         return [
             thing
@@ -317,7 +317,7 @@ class Deadlines(Generic[H]):
 
 
 def _tick(deadline: float) -> int:
-    """The first tick that is not before the deadline."""
+    """Return the first tick that is not before the deadline."""
     return -int(-deadline // TICK_S)
 
 
@@ -354,7 +354,6 @@ class LaneView:
 
 
 def lane_counts() -> list[LaneCounts]:
-    """Zeros for every class."""
     return [LaneCounts() for _ in LANES]
 
 
@@ -370,15 +369,14 @@ class AdmissionQueues(Generic[T]):
         self.counts = lane_counts()
 
     def __len__(self) -> int:
-        """Sequences that wait."""
         return self._count
 
     def __iter__(self) -> Iterator[ModelQueue[T]]:
-        """The queues of models that were served lately, or of which something is here."""
+        """Yield the queues of models that were served lately, or of which something is here."""
         return iter(self._queues.values())
 
     def queue_of(self, model: str) -> ModelQueue[T]:
-        """The queue of a model, made if there is none."""
+        """Return the queue of a model, made if there is none."""
         queue = self._queues.get(model)
         if queue is None:
             queue = self._queues[model] = ModelQueue(model, self._options, self._cost)
@@ -387,7 +385,7 @@ class AdmissionQueues(Generic[T]):
     def entry(
         self, item: T, spec: common_pb2.SequenceSpec, now: float, *, first: bool, apart: bool
     ) -> QueuedSequence[T]:
-        """The entry of a sequence that came now; it does not wait yet."""
+        """Return the entry of a sequence that arrives now; it does not wait yet."""
         lane = lane_of(spec)
         wait_s = self._options.wait_s[lane]
         if spec.HasField("max_wait_ms"):
@@ -443,14 +441,14 @@ class AdmissionQueues(Generic[T]):
         return too_late(entry.deadline - entry.since, queue.retry_after_ms(entry.home, now)).error
 
     def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
-        """Let it wait; no bound is checked. `foremost`: in front of its lane."""
+        """Queue an entry without a check of bounds. `foremost`: in front of its lane."""
         entry.waits = True
         self._count += entry.sequences
         self._deadlines.add(entry, entry.deadline)
         self.queue_of(entry.model).add(entry, now, foremost=foremost)
 
     def take(self, entry: QueuedSequence[T], now: float) -> None:
-        """An engine has it, whether it waited or not."""
+        """Count a sequence as placed, whether it waited or not."""
         if entry.waits:
             self._leave(entry)
             self._queues[entry.model].take(entry, now)
@@ -459,7 +457,7 @@ class AdmissionQueues(Generic[T]):
             self.counts[entry.home].admitted += 1
 
     def remove(self, entry: QueuedSequence[T]) -> None:
-        """It waits no longer. Idempotent."""
+        """Remove an entry that is not placed. Idempotent."""
         if not entry.waits:
             return
         self._leave(entry)
@@ -470,15 +468,15 @@ class AdmissionQueues(Generic[T]):
         self.counts[lane].refused[reason] += 1
 
     def due(self, now: float) -> list[QueuedSequence[T]]:
-        """The entries that have waited as long as they may."""
+        """Return the entries whose deadline is over."""
         return self._deadlines.due(now)
 
     def entries(self) -> list[QueuedSequence[T]]:
-        """All that waits, in the order in which it would be refused."""
+        """Return all entries in the order of their deadlines."""
         return self._deadlines.due(float("inf"))
 
     def promote(self, now: float) -> None:
-        """Move up what has waited long in its lane."""
+        """Promote the entries that have waited long in their lane."""
         for queue in self._queues.values():
             for entry in queue.lanes.promote(now):
                 self.counts[entry.home].promoted += 1
@@ -511,7 +509,7 @@ class AdmissionQueues(Generic[T]):
             queue.longest = longest.get(name, 0)
 
     def views(self, now: float) -> list[LaneView]:
-        """The lanes over all models."""
+        """Return the lanes over all models."""
         return [self._view(lane, now) for lane in LANES]
 
     def _view(self, lane: int, now: float) -> LaneView:

@@ -47,14 +47,14 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: common_pb2.Error) -> Refused:
-        """The refusal that an engine made."""
+        """Return the refusal with the error of an engine."""
         refusal = cls(error.code, error.message)
         refusal.error = error
         return refusal
 
 
 def too_late(wait_s: float, retry_after_ms: int) -> Refused:
-    """It waited as long as it may, or may not wait at all."""
+    """Return the refusal of a sequence that has waited `wait_s`, as long as it may."""
     return Refused(
         common_pb2.ERROR_CODE_TIMEOUT,
         f"No engine had room for the request within {wait_s:g} seconds (lane-wait-s, or the request's own "
@@ -65,7 +65,7 @@ def too_late(wait_s: float, retry_after_ms: int) -> Refused:
 
 
 def not_served(retry_after_ms: int | None = None) -> Refused:
-    """Nothing serves the model."""
+    """Return the refusal for a model that no engine serves."""
     return Refused(
         common_pb2.ERROR_CODE_UNAVAILABLE,
         "No engine serves the model at the moment.",
@@ -75,7 +75,7 @@ def not_served(retry_after_ms: int | None = None) -> Refused:
 
 
 def does_not_fit(tokens: int, largest: int) -> Refused:
-    """No engine could ever hold its prompt and one token more."""
+    """Return the refusal of a prompt that, with one token more, fits in no engine's KV."""
     return Refused(
         common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
         f"The request needs room for {tokens} tokens; the KV of the model's largest engine has {largest}.",
@@ -84,7 +84,7 @@ def does_not_fit(tokens: int, largest: int) -> Refused:
 
 
 def too_long(tokens: int, longest: int) -> Refused:
-    """No engine of the model takes so long a sequence."""
+    """Return the refusal of a sequence that is too long for every engine of the model."""
     return Refused(
         common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
         f"The request has {tokens} tokens; the longest sequence of the model's engines has {longest}.",
@@ -196,7 +196,7 @@ def _validate_sampling(sampling: common_pb2.SamplingParams) -> None:
 
 
 def _validate_constraint(constraint: common_pb2.Constraint) -> None:
-    """Its sizes; the tokenizer service and the engine judge what it says."""
+    """Check the sizes; the tokenizer service and the engine judge the contents."""
     if len(constraint.source.encode()) > MAX_CONSTRAINT_BYTES:
         raise _invalid("constraint", f"The constraint is longer than {MAX_CONSTRAINT_BYTES} bytes.")
     if len(constraint.after) > MAX_CONSTRAINT_AFTER:
@@ -204,7 +204,7 @@ def _validate_constraint(constraint: common_pb2.Constraint) -> None:
 
 
 def _validate_beams(given: common_pb2.BeamSearch) -> None:
-    """The fields that the router relies on; the engine has limits of its own."""
+    """Check the fields that the router relies on; the engine has limits of its own."""
     if not 1 <= given.width <= BEAM_WIDTH.router:
         raise _invalid(
             "use_beam_search", f"A beam search has 1 to {BEAM_WIDTH.router} beams, not {given.width}."
@@ -214,7 +214,7 @@ def _validate_beams(given: common_pb2.BeamSearch) -> None:
 
 
 def sequences_of(spec: common_pb2.SequenceSpec) -> int:
-    """As how many sequences a valid spec counts: a beam search is several in its engine."""
+    """Return as how many sequences a valid spec counts: a beam search is several in its engine."""
     return spec.beam_search.width if spec.HasField("beam_search") else 1
 
 

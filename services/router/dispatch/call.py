@@ -40,7 +40,6 @@ class PlainCall:
 
     @property
     def request_id(self) -> str:
-        """For logs."""
         return self._resumable.request_id
 
     def row(self, handle: int) -> StepRow:
@@ -65,14 +64,14 @@ class PlainCall:
         """See Sink. The end of the call is the answer."""
 
     def give_up(self, error: common_pb2.Error, cause: AbortCause) -> None:
-        """End it with an error, which waits for the client."""
+        """End the call with an error, which waits for the client."""
         self.abandon(cause)
         # Nothing goes on from it, so what may be a very long row is not gone through here.
         self._take_row(last=True)
         self._finish(self._failure(error))
 
     def abandon(self, cause: AbortCause) -> None:
-        """The reader is gone. Idempotent."""
+        """Abort the sequence: its client is gone. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,7 +138,7 @@ class PlainCall:
         self._wake.set()
 
     def _take_row(self, *, last: bool = False) -> None:
-        """Pass on the new output of this attempt, but for what an earlier one has brought."""
+        """Move the output of this attempt to the unread output, without what earlier attempts brought."""
         row, self._row = self._row, StepRow(0)
         if not last:
             self._resumable.record(row.token_ids)

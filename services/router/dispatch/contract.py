@@ -156,7 +156,7 @@ def complete(
 
 
 def _check_stop(sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:
-    """A stop token is not shown: one that is none of the request's would take a token off the text."""
+    """Check a stop token: one that is not the request's would take a token off the text."""
     if end.reason != common_pb2.FINISH_REASON_STOP:
         end.ClearField("stop_token_id")
     elif end.HasField("stop_token_id"):
@@ -178,7 +178,7 @@ def _check_vector(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
 
 
 def presentable(error: common_pb2.Error) -> common_pb2.Error:
-    """An engine's error as a client may see it: with a code and a text, all of it of a bounded size."""
+    """Return an engine's error as a client may see it: with a code and a text, of a bounded size."""
     if error.code not in _CODES:
         return NO_REASON
     return common_pb2.Error(

@@ -49,17 +49,17 @@ class EngineHealth:
         return now
 
     def acquitted(self, engine: Engine, at: float) -> None:
-        """The fault of time `at` that it was given was no fault of its own."""
+        """Take back the fault of time `at`, which was not the engine's."""
         if engine.breaker.acquitted(at):
             self._closed(engine)
 
     def succeeded(self, engine: Engine) -> None:
-        """It ended a sequence well."""
+        """Count a sequence that an engine ended well."""
         if engine.breaker.succeeded():
             self._closed(engine)
 
     def stepped(self, engine: Engine) -> None:
-        """It made a step."""
+        """Count a step of an engine: it is not stalled."""
         now = self._clock()
         was_stalled = engine.stalled
         engine.stepped(now)
@@ -69,7 +69,7 @@ class EngineHealth:
             self._on_change()
 
     def got_work(self, engine: Engine) -> None:
-        """It had nothing and is given a sequence: its time to make a step begins."""
+        """Start an engine's time to make a step, as it gets its first sequence."""
         engine.progress_at = self._clock()
 
     def sweep(self, engines: Iterable[Engine]) -> None:
@@ -133,7 +133,7 @@ class Blame:
         self._known: OrderedDict[bytes, _Failing] = OrderedDict()
 
     def failed(self, engine: Engine, specs: Iterable[common_pb2.SequenceSpec]) -> None:
-        """The engine failed these sequences, at least one, in one step."""
+        """Count the failure of sequences, at least one, in one step of an engine."""
         now = self._clock()
         self._forget(now)
         names = [fingerprint(spec) for spec in specs]
@@ -194,6 +194,6 @@ class PoisonBook:
         return POISONED
 
     def check(self, spec: common_pb2.SequenceSpec) -> None:
-        """Raises Refused: POISONED, for one that is remembered."""
+        """Raise Refused (POISONED) if the request is remembered."""
         if spec in self._known:
             raise Refused.of(POISONED)

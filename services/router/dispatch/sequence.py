@@ -69,20 +69,20 @@ class Sink(Protocol):
     """
 
     def row(self, handle: int) -> StepRow:
-        """The unread output of `handle`, to append to; the reader is woken."""
+        """Return the unread output of `handle`, to append to, and wake the reader."""
 
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
-        """The sequence ended after what its row holds."""
+        """End the sequence, after the output that its row holds."""
 
     def refuse(self, handle: int, error: common_pb2.Error) -> None:
-        """The sequence was refused by every engine that was asked."""
+        """End the sequence without output: it was refused."""
 
     def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
-        """The result of an abort that was asked for with `answer`."""
+        """Answer an abort that was asked for with `answer`."""
 
 
 class NullSink:
-    """Where the rest of a sequence goes once it has no reader any more."""
+    """The sink of a sequence whose client is gone."""
 
     def row(self, handle: int) -> StepRow:
         """See Sink. The row is thrown away."""
@@ -187,7 +187,7 @@ class LiveSequence:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt, without those emitted in an earlier life."""
+        """Tokens of the prompt, without those emitted in earlier attempts."""
         return self.spec.prompt_len if self.spec.HasField("prompt_len") else len(self.spec.token_ids)
 
     @property
@@ -243,21 +243,21 @@ class LiveSequence:
         return token_id in stopping.stop_token_ids or (heeds and token_id in ends)
 
     def leader_handle(self) -> int | None:
-        """The engine's handle of the one with the same prompt, if that one lives on the same engine."""
+        """Return the handle of the sequence with the same prompt, if the same engine has it."""
         leader = self.same_prompt_as
         if leader is None or leader.engine is None or leader.link is not self.link:
             return None
         return leader.engine_handle
 
     def usage(self) -> common_pb2.Usage:
-        """The counters as far as the router knows them."""
+        """Return the counters as far as the router knows them."""
         replayed = len(self.spec.token_ids) - self.prompt_len
         return common_pb2.Usage(prompt_tokens=self.prompt_len, completion_tokens=replayed + self.emitted)
 
     def ending(
         self, reason: common_pb2.FinishReason.ValueType, error: common_pb2.Error | None = None
     ) -> common_pb2.SequenceEnd:
-        """An end that the router makes itself."""
+        """Return an end that the router makes itself."""
         return common_pb2.SequenceEnd(reason=reason, usage=self.usage(), error=error)
 
 
@@ -273,7 +273,7 @@ class Target(NamedTuple):
 
 
 def _width(pooling: common_pb2.Pooling, model: common_pb2.ModelInfo) -> int:
-    """Numbers of a document's answer."""
+    """Return the number of floats in the answer to a pooled sequence."""
     if pooling.task == common_pb2.MODEL_TASK_EMBED:
         return pooling.dimensions or model.embedding_width
     return len(model.labels) if pooling.task == common_pb2.MODEL_TASK_CLASSIFY else 1

@@ -49,11 +49,11 @@ class Breaker:
 
     @property
     def window_s(self) -> float:
-        """How long a fault counts."""
+        """Seconds for which a fault counts."""
         return self._options.window_s
 
     def failed(self, now: float) -> bool:
-        """A fault of the engine or of its link. True if the breaker opens."""
+        """Count a fault of the engine or of its link. Returns whether the breaker opens."""
         if self.state is BreakerState.OPEN:
             return False
         self._expire(now)
@@ -67,7 +67,7 @@ class Breaker:
         return True
 
     def succeeded(self) -> bool:
-        """A sequence ended well. True if the breaker closes."""
+        """Count a sequence that ended well. Returns whether the breaker closes."""
         if self.state is BreakerState.HALF_OPEN:
             self._close()
             return True
@@ -94,7 +94,7 @@ class Breaker:
         return True
 
     def stepped(self, now: float) -> bool:
-        """The engine made a step. True if the breaker closes: its probe ran long enough to be believed."""
+        """Count a step. Returns whether the breaker closes: its probe has run for long enough."""
         if self.state is not BreakerState.HALF_OPEN:
             return False
         if self._first_step is None:
@@ -105,7 +105,7 @@ class Breaker:
         return True
 
     def tick(self, now: float) -> bool:
-        """Time went on. True if a probe may be sent from here on."""
+        """Take the time. Returns whether a probe may be sent from here on."""
         if self.state is not BreakerState.OPEN or now < self._until:
             return False
         self.state = BreakerState.HALF_OPEN
@@ -113,7 +113,7 @@ class Breaker:
         return True
 
     def remembers(self, now: float) -> bool:
-        """Whether it is other than a new one."""
+        """Whether it differs from a new one."""
         self._expire(now)
         return self.state is not BreakerState.CLOSED or bool(self._faults)
 
@@ -145,7 +145,7 @@ class Breakers:
         self._spare: OrderedDict[str, list[Breaker]] = OrderedDict()
 
     def take(self, name: str, now: float) -> Breaker:
-        """The breaker for an engine of this name that attaches."""
+        """Return the breaker for an engine of this name that attaches."""
         spare = self._spare.get(name)
         if not spare:
             return Breaker(self._options)
@@ -156,7 +156,7 @@ class Breakers:
         return breaker
 
     def give_back(self, name: str, breaker: Breaker, now: float) -> None:
-        """The engine left. What its breaker knows is kept, for the engines that left last."""
+        """Keep the breaker of an engine that left, for the engines that left last."""
         if not breaker.remembers(now):
             return
         self._spare.setdefault(name, []).append(breaker)

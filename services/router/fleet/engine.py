@@ -28,23 +28,23 @@ class KvLoad:
 
     @property
     def held(self) -> int:
-        """The estimate, in tokens."""
+        """The estimated tokens of KV."""
         return max(0, self._reported - self._released) + self._fresh + self._aging
 
     def report(self, tokens: int) -> None:
-        """The engine says that it holds `tokens`, or has accepted to."""
+        """Take over the tokens that the engine reports as held or promised."""
         self._reported = tokens
         self._aging, self._fresh = self._fresh, 0
         self._released = 0
         self._reports += 1
 
     def place(self, tokens: int) -> int:
-        """It is given so many more. Returns the mark to release them with."""
+        """Count the tokens of a placement. Returns the mark to release them with."""
         self._fresh += tokens
         return self._reports
 
     def release(self, mark: int, tokens: int) -> None:
-        """A placed sequence has ended."""
+        """Release the tokens of a placement."""
         if mark == self._reports:
             self._fresh -= tokens
         elif mark == self._reports - 1:
@@ -132,13 +132,13 @@ class Engine:
             self.touch()
 
     def touch(self) -> None:
-        """Something that placement weighs has changed, other than by an attribute being set."""
+        """Have the fleet refresh the row, for a change other than of an attribute."""
         if self.stale is not None:
             self.stale.add(self)
 
     @property
     def seen_state(self) -> engine_pb2.EngineState.ValueType:
-        """Its state by what it says and by what is known here; the worse of both."""
+        """The worse of its state by its reports and by the router's own knowledge."""
         if self.state == engine_pb2.ENGINE_STATE_SERVING:
             if self.stalled:
                 return engine_pb2.ENGINE_STATE_STALLED
@@ -148,17 +148,17 @@ class Engine:
 
     @property
     def serving(self) -> bool:
-        """Is well and takes sequences, its breaker aside."""
+        """Whether it takes sequences, its breaker aside."""
         return self.state == engine_pb2.ENGINE_STATE_SERVING and not self.stalled and not self.draining
 
     @property
     def leaving(self) -> bool:
-        """Finishes what it has and ends."""
+        """Whether it finishes what it has and ends."""
         return self.draining or self.state == engine_pb2.ENGINE_STATE_DRAINING
 
     @property
     def available(self) -> bool:
-        """May be given a sequence now, if there is room: it serves and its breaker lets one through."""
+        """Whether it may be given a sequence now, if it has room: it serves and its breaker allows it."""
         if not self.serving:
             return False
         state = self.breaker.state
@@ -200,7 +200,7 @@ class Engine:
 
     @property
     def room(self) -> int:
-        """Sequences that it is given now, its KV aside."""
+        """The sequences that it may still be given, its KV aside."""
         return 0 if self.full else self.capacity.max_running + self.backlog - self.sequences
 
     def heard(self, now: float) -> None:
@@ -208,7 +208,7 @@ class Engine:
         self.last_heard = now
 
     def stepped(self, now: float) -> None:
-        """It made a step, so it is not stalled."""
+        """Count a step: it is not stalled."""
         self.progress_at = now
         if self.stalled:
             self.stalled = False

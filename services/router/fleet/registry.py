@@ -72,7 +72,7 @@ class EngineColumns:
             self._reserved.add(row)
 
     def row_of(self, epoch: int) -> int | None:
-        """Row of the attachment with this epoch, if it is here."""
+        """Return the row of the attachment with this epoch, or None."""
         return self._row_of.get(epoch)
 
     def open_to(
@@ -95,7 +95,7 @@ class EngineColumns:
         return mask
 
     def free_for(self, owner: object) -> Mask:
-        """Which engines are not reserved for another one than `owner`."""
+        """Return the mask of engines that are not reserved for another one than `owner`."""
         mask: Mask = np.ones(len(self.engines), dtype=np.bool_)
         for row in self._reserved:
             mask[row] = self.engines[row].reserved_for is owner
@@ -117,7 +117,7 @@ class EngineColumns:
 
 
 def has_room(engine: Engine, sequences: int, tokens: int) -> bool:
-    """As EngineColumns.roomy, of one engine: without columns it takes a tenth of the time."""
+    """Return EngineColumns.roomy of one engine, in a tenth of the time."""
     if engine.room < min(sequences, engine.capacity.max_running or 1):
         return False
     if not tokens:
@@ -133,7 +133,7 @@ def _column(values: Sequence[int]) -> Floats:
 
 
 def _identities(engines: Sequence[Engine]) -> list[int]:
-    """Engines that share a name are told apart by their order."""
+    """Return 64 bits for each engine; those that share a name are told apart by their order."""
     seen: dict[str, int] = {}
     identities = []
     for engine in engines:
@@ -223,7 +223,7 @@ class Fleet:
         return instance_id in self._by_instance
 
     def find(self, instance_id: str) -> Engine | None:
-        """The attachment of this engine process, if it has one."""
+        """Return the attachment of this engine process, or None."""
         return self._by_instance.get(instance_id)
 
     def detach(self, engine: Engine) -> bool:
@@ -236,11 +236,11 @@ class Fleet:
         return True
 
     def expired(self, now: float) -> list[Engine]:
-        """Engines whose lease ran out by monotonic time `now`."""
+        """Return the engines whose lease ran out by monotonic time `now`."""
         return [engine for engine in self if now - engine.last_heard > self._lease_s]
 
     def conflict(self, model: common_pb2.ModelInfo, instance_id: str) -> str | None:
-        """Why engine `instance_id` cannot serve `model` beside the others of that name; None if it can."""
+        """Return why engine `instance_id` cannot serve `model` with the others of that name, or None."""
         for engine in self:
             if engine.instance_id == instance_id or engine.model.name != model.name:
                 continue
@@ -255,11 +255,11 @@ class Fleet:
         return model in self._models
 
     def named(self, name: str) -> list[Engine]:
-        """The attached engines with this instance id or engine name."""
+        """Return the attached engines with this instance id or engine name."""
         return [engine for engine in self if name in (engine.instance_id, engine.name)]
 
     def columns(self, model: str) -> EngineColumns:
-        """The engines of `model` as columns, as of now. The same object until one of them joins or leaves."""
+        """Return the engines of `model`, up to date: the same object until one of them joins or leaves."""
         columns = self._columns.get(model)
         if columns is None:
             columns = EngineColumns([engine for engine in self if engine.model.name == model])
@@ -283,7 +283,7 @@ class Fleet:
         return [columns.engines[row] for row in np.flatnonzero(columns.open_to(role, excluding))]
 
     def served_models(self) -> list[router_pb2.ServedModel]:
-        """All known models with their serving engines and summed load, in the order of first attachment."""
+        """Return all known models with their serving engines and loads, in the order of first attachment."""
         served = {
             name: router_pb2.ServedModel(info=known.info, created=known.created, load=router_pb2.ModelLoad())
             for name, known in self._models.items()

@@ -42,7 +42,7 @@ class ConsistentHash(PlacementPolicy):
 
 
 def key_of(request: PlacementRequest) -> int:
-    """64 bits from the session, or without one from the prompt's first tokens. Never from its length."""
+    """Return 64 bits of the session, or without one of the prompt's first tokens; never of its length."""
     digest = blake2b(digest_size=8)
     if request.session_id:
         digest.update(b"session" + request.session_id.encode())
@@ -53,7 +53,7 @@ def key_of(request: PlacementRequest) -> int:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Each number spread over all 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Spread each number over all 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -58,7 +58,7 @@ class Cost(PlacementPolicy):
         return Choice(lowest(scores, self._rng), "least_loaded", scores)
 
     def _busy(self, candidates: Candidates) -> Floats:
-        """The queued work of an engine, as tokens of prefill."""
+        """Return the work of each engine, in tokens of prefill."""
         options, columns, of = self._options, candidates.columns, candidates.of
         kv_tokens = of(columns.kv_tokens)
         used = of(columns.tokens) / kv_tokens

@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The same of several, as they were; made into candidates when a receipt is asked for, which is rare."""
+    """Several engines as they were, made into candidates when a receipt is asked for, which is rare."""
 
     engines: list[tuple[str, str, engine_pb2.LoadReport | None, engine_pb2.Capacity]]
     scores: list[float] | None
@@ -64,7 +64,6 @@ class Listed:
     prefill: list[float]
 
     def candidate(self, number: int) -> Candidate:
-        """One of them."""
         instance_id, name, report, capacity = self.engines[number]
         return Candidate(
             instance_id=instance_id,
@@ -105,7 +104,7 @@ class Receipt:
         return tuple(map(self.listed.candidate, range(len(self.listed.engines))))
 
     def message(self) -> router_pb2.RouteReceipt:
-        """As it is told by Explain."""
+        """Return the message for Explain."""
         return router_pb2.RouteReceipt(
             request_id=self.request_id,
             model=self.model,
@@ -124,7 +123,7 @@ class Receipt:
         )
 
     def attributes(self) -> dict[str, str | int | list[str] | list[int] | list[float]]:
-        """The attributes of its span."""
+        """Return the attributes of the span."""
         candidates = self.candidates
         told: dict[str, str | int | list[str] | list[int] | list[float]] = {
             "catenary.sequence_id": self.request_id,
@@ -150,7 +149,7 @@ class Receipt:
         return told
 
     def summary(self) -> dict[str, Any]:
-        """The fields of a line of the log."""
+        """Return the fields of a line of the log."""
         return {
             "sequence": self.request_id,
             "policy": self.policy,
@@ -165,7 +164,7 @@ class Receipt:
 
 
 def listed(candidates: Candidates, choice: Choice) -> Listed:
-    """The candidates that a receipt lists: the best ones by score, and the chosen one in any case."""
+    """Return the candidates that a receipt lists: the best by score, and the chosen one in any case."""
     if choice.scores is None:
         return _chosen_alone(candidates, choice.position)
     best = _best(choice.scores)
@@ -195,7 +194,7 @@ def _chosen_alone(candidates: Candidates, position: int) -> Listed:
 
 
 def _best(scores: Floats) -> Rows:
-    """Positions of the lowest scores, lowest first."""
+    """Return the positions of the lowest scores, lowest first."""
     best = np.arange(len(scores))
     if len(scores) > MAX_LISTED:
         best = np.argpartition(scores, MAX_LISTED)[:MAX_LISTED]
@@ -225,7 +224,7 @@ class ReceiptBook:
         self.matched_tokens += receipt.matched_tokens
 
     def find(self, request_id: str | None, limit: int) -> list[Receipt]:
-        """Receipts of one request, or of all with None: newest first, at most `limit`."""
+        """Return receipts of one request, or of all with None: newest first, at most `limit`."""
         found = (
             receipt
             for receipt in reversed(self._receipts)
@@ -256,10 +255,10 @@ class AnyPlacer(Protocol):
         """Choose an engine. Raises Refused."""
 
     def uncached_tokens(self, request: PlacementRequest) -> int:
-        """Tokens that the best engine would compute."""
+        """Return the tokens that the best engine would compute."""
 
     def forget(self, engine: Engine) -> None:
-        """`engine` left."""
+        """Forget an engine that left."""
 
 
 class Placer:
@@ -348,7 +347,7 @@ class Placer:
         return len(request.token_ids) - int((cached if among is None else cached[among]).max(initial=0))
 
     def forget(self, engine: Engine) -> None:
-        """`engine` left: nothing is known of it any more."""
+        """Forget an engine that left."""
         self._prefixes.forget(engine)
 
     def _candidates(
@@ -411,7 +410,7 @@ class Placer:
 
 
 def _row_beside(request: PlacementRequest, columns: EngineColumns, free: Mask) -> int | None:
-    """Row of the engine that has the prompt already, if it can take the request, too."""
+    """Return the row of the engine that has the prompt, if it can take the request, too."""
     row = None if request.beside is None else columns.row_of(request.beside.epoch)
     if row is None or not (free & columns.roomy(request.sequences, min(1, request.kv_tokens)))[row]:
         return None

@@ -50,7 +50,7 @@ class BlockNames(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
 
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        """A name, or the list of some."""
+        """Return a name, or the list of some."""
         wanted = range(self._count)[index]
         if isinstance(wanted, range):
             self._reach(max(wanted, default=-1) + 1)
@@ -63,7 +63,7 @@ class BlockNames(Sequence[bytes]):
         return iter(self._hashes.hashes)
 
     def parts(self) -> Iterator[list[bytes]]:
-        """The names in pieces, which are made when they are asked for."""
+        """Yield the names in pieces, which are made when they are asked for."""
         made = self._hashes.hashes
         for start in range(0, self._count, _AHEAD):
             if len(made) <= start:
@@ -119,7 +119,7 @@ class PlacementRequest:
     _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
 
     def names(self, block_size: int) -> BlockNames:
-        """Names of the full blocks of `token_ids`, as an engine with this block size gives them."""
+        """Return the names of the full blocks of `token_ids`, as an engine with this block size has them."""
         names = self._names.get(block_size)
         if names is None:
             names = self._names[block_size] = BlockNames(self.token_ids, block_size, self.salt)
@@ -127,7 +127,7 @@ class PlacementRequest:
 
 
 def placement_request(spec: common_pb2.SequenceSpec, *, quarantined: bool = False) -> PlacementRequest:
-    """The request for placement of a valid sequence."""
+    """Return the request for placement of a valid sequence."""
     return PlacementRequest(
         request_id=spec.request_id,
         model=spec.model,
@@ -172,19 +172,19 @@ class Prefixes:
         self._rows: WeakKeyDictionary[EngineColumns, dict[bool, _Rows]] = WeakKeyDictionary()
 
     def told(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
-        """By events alone: 0 for engines that tell nothing."""
+        """Return the tokens known from events: 0 for engines that tell nothing."""
         rows = self._placed(columns, exact=True)
         return Matched(self._tokens(request, columns, self._index, rows.slots), rows.told)
 
     def guessed(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
-        """By memory alone."""
+        """Return the tokens guessed from what was sent."""
         rows = self._placed(columns, exact=False)
         return Matched(
             self._tokens(request, columns, self._memory, rows.slots), np.zeros(len(columns), np.bool_)
         )
 
     def best(self, request: PlacementRequest, columns: EngineColumns) -> Matched:
-        """By events where there are any, else by memory."""
+        """Return the tokens known from events, or guessed for engines that tell nothing."""
         if len(columns) == 1:
             return self._best_of_one(request, columns.engines[0])
         told = self.told(request, columns)
@@ -198,12 +198,12 @@ class Prefixes:
         return self._index.known(engine)
 
     def sent(self, request: PlacementRequest, engine: Engine) -> None:
-        """`engine` will have the request's blocks."""
+        """Remember the request's blocks as sent to `engine`."""
         self._memory.stored(engine, request.names(engine.capacity.block_size))
         self._memory.keep_youngest(engine, engine.capacity.total_blocks)
 
     def forget(self, engine: Engine) -> None:
-        """It left, and its cache with it."""
+        """Forget an engine that left."""
         self._index.forget(engine)
         self._memory.forget(engine)
 
@@ -288,15 +288,14 @@ class Candidates:
         return len(self.rows)
 
     def of(self, column: npt.NDArray[T]) -> npt.NDArray[T]:
-        """A column of the columns, for the candidates alone. Not to be written to."""
+        """Return a column for the candidates alone. Not to be written to."""
         return column if len(self.rows) == len(column) else column[self.rows]
 
     def engine(self, position: int) -> Engine:
-        """The engine at a position."""
         return self.columns.engines[int(self.rows[position])]
 
     def position(self, epoch: int) -> int | None:
-        """Where the attachment with this epoch is among them; None if it is not."""
+        """Return the position of the attachment with this epoch, or None."""
         row = self.columns.row_of(epoch)
         if row is None:
             return None
@@ -305,19 +304,19 @@ class Candidates:
 
     @property
     def looked(self) -> Matched | None:
-        """The last result of `matched`, `told` or `guessed`, for the receipt; None without a look-up."""
+        """The last result of `matched`, `told` or `guessed`, for the receipt; None without one."""
         return self._matched
 
     def matched(self) -> Matched:
-        """Tokens of the request that they have cached, known or guessed."""
+        """Return the tokens of the request that the candidates have cached, known or guessed."""
         return self._keep(self._prefixes.best(self._request, self.columns))
 
     def told(self) -> Matched:
-        """The same, known only."""
+        """Return the tokens known from events."""
         return self._keep(self._prefixes.told(self._request, self.columns))
 
     def guessed(self) -> Matched:
-        """The same, guessed only."""
+        """Return the tokens guessed from what was sent."""
         return self._keep(self._prefixes.guessed(self._request, self.columns))
 
     def _keep(self, found: Matched) -> Matched:
@@ -383,7 +382,7 @@ def register(name: str) -> Callable[[_Policy], _Policy]:
 
 
 def policy_named(name: str, rng: random.Random, options: PlacementOptions | None = None) -> PlacementPolicy:
-    """The policy registered as `name`. Raises KeyError for an unknown one."""
+    """Return a policy of this name. Raises KeyError for an unknown one."""
     return POLICIES[name](rng, options)
 
 

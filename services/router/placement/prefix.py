@@ -30,7 +30,7 @@ class LongestPrefix(PlacementPolicy):
 
     @abstractmethod
     def look(self, candidates: Candidates) -> Matched:
-        """Where prefixes are looked for."""
+        """Return the cached tokens of the candidates."""
 
     def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
         """See PlacementPolicy."""
@@ -46,7 +46,7 @@ class LongestPrefix(PlacementPolicy):
 
 @register("prefix_exact")
 class PrefixExact(LongestPrefix):
-    """Believes KV events alone: engines that publish none have no prefixes."""
+    """Longest prefix by KV events: engines that publish none have no prefixes."""
 
     def look(self, candidates: Candidates) -> Matched:
         """See LongestPrefix."""
@@ -55,7 +55,7 @@ class PrefixExact(LongestPrefix):
 
 @register("prefix_approximate")
 class PrefixApproximate(LongestPrefix):
-    """Needs no events. Knows neither what other routers sent nor what an engine has given up."""
+    """Longest prefix by what this router sent; knows neither other routers' sequences nor evictions."""
 
     memory: ClassVar[Memory] = Memory.ALL
 

@@ -49,7 +49,7 @@ class KvPublication:
 
     @property
     def closed(self) -> bool:
-        """Nothing will be taken or handed out any more."""
+        """Whether the stream has ended."""
         return self._closed
 
     def receive(self, request: engine_pb2.PublishKvRequest) -> None:
@@ -83,7 +83,7 @@ class KvPublication:
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[engine_pb2.PublishKvResponse]:
-        """The messages to write, until the publication is closed."""
+        """Yield the messages to write until the publication is closed."""
         while not self._closed:
             self._wake.clear()
             if self._resync is not None:
@@ -149,7 +149,7 @@ class KvStreams:
     async def serve(
         self, requests: AsyncIterator[engine_pb2.PublishKvRequest]
     ) -> AsyncIterator[engine_pb2.PublishKvResponse]:
-        """One stream. Raises RpcError for a hello that does not do and for a breach of the contract."""
+        """Serve one stream. Raises RpcError for a hello that is refused and for a breach of the contract."""
         first = await first_message(requests, "hello", timeout_s=self._hello_timeout_s)
         try:
             link = self._check(first.hello)

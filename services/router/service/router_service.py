@@ -40,7 +40,7 @@ _log = get_logger(__name__)
 
 
 class GenerateCalls:
-    """Carries single sequences over Generate calls. One that loses its engine goes on on another."""
+    """Serves Generate calls. A sequence that loses its engine is resumed on another one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class GenerateCalls:
         self._on_resumed = on_resumed
 
     async def serve(self, request: router_pb2.GenerateRequest) -> AsyncIterator[router_pb2.GenerateResponse]:
-        """One call, to its end. Whatever ends it, the sequence is not left running."""
+        """Serve one call to its end. Whatever ends it, the sequence is not left running."""
         spec = request.spec
         if not spec.traceparent and (traceparent := current_traceparent()):
             spec.traceparent = traceparent
@@ -80,7 +80,7 @@ class GenerateCalls:
             running.abandon(AbortCause.DISCONNECT)
 
     def _not_reading(self, strikes: int, running: PlainCall, cut: Cut) -> None:
-        """First the engine is freed and the reason waits for the client; a second time, the call is cut."""
+        """Abort the sequence with an error that waits for the client; the second time, cut the call."""
         if strikes > 1:
             cut.now()
             return
@@ -202,7 +202,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """Thin: each method hands over to what does the work."""
+    """The methods of RouterService."""
 
     def __init__(
         self,
