@@ -141,7 +141,7 @@ class KvIndex(Generic[K]):
         self.version += 1
 
     def known(self, engine: K) -> bool:
-        """Whether it tells what it holds, even if not all of that is kept here."""
+        """Whether `engine` tells what it holds, even if the index has dropped some of it."""
         holdings = self._holdings.get(engine)
         return holdings is not None and holdings.told
 
@@ -286,7 +286,7 @@ class _State(Enum):
     UNKNOWN = 1
     # Inside of a snapshot.
     PARTIAL = 2
-    # What the index has of the engine is what its cache held after the last number.
+    # The index has the cache as it was after the last number.
     SYNCED = 3
 
 

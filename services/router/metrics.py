@@ -62,7 +62,7 @@ Views = Callable[[], Sequence[LaneView]]
 
 
 class LaneMetrics:
-    """Waits, as they end; what else there is to know of lanes is read at scrape time."""
+    """Waits, counted as they end; the other metrics of lanes are read at scrape time."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""Admission: what is let in, how it is counted, how it is refused. Pure."""
+"""Admission: checks, load accounts, queues, fairness and refusals of sequences. Pure."""
 
 from __future__ import annotations
 

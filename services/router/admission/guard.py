@@ -1,7 +1,7 @@
 """Admission of live sequences and tokens within bounds, none while draining, and the count of them.
 
-A load is counted before the first await and given back exactly once. Each class keeps places on a model's
-engines from the classes below it.
+A load is counted before the first await and released exactly once. Each class reserves places on a model's
+engines against the classes below it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from services.router.fleet import Engine
 
 @dataclass(slots=True)
 class ClassLoad:
-    """Sequences that engines have, by the class that they came with. Kept by LoadGuard alone."""
+    """Sequences that engines have, by the class of their arrival. Changed by LoadGuard alone."""
 
     placed: list[int] = field(default_factory=lambda: [0 for _ in LANES])
 
 
 class ClassQuota:
-    """The classes that may take one more place.
+    """The places of a model's engines, and those that each class reserves.
 
-    Of `total` places, class c keeps floor(share_c * total) from the classes below it: a lower class leaves
-    free what higher ones keep and do not use. `foreign` places are taken by others than this router. A total
+    Of `total` places, class c reserves floor(share_c * total) against the classes below it, which leave them
+    free even while class c does not use them. `foreign` places are taken by others than this router. A total
     of 0 says that none is known, and no class is held back then.
     """
 
@@ -139,7 +139,7 @@ class LoadGuard:
             self._prefill = 0
 
     def release(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release the load. Idempotent."""
         if self._released:
             return
         self._released = True
@@ -197,8 +197,7 @@ class Admission:
     def admit(self, tokens: int, sequences: int = 1, *, resumed: bool = False) -> LoadGuard:
         """Count a request of `tokens` prompt tokens in, which is so many sequences in its engine.
 
-        Those that were admitted before, by a router that is gone perhaps, may pass the limits by as much
-        again.
+        Sequences that are resumed, after the loss of a router perhaps, may pass the limits by as much again.
 
         Raises:
             Refused: DRAINING after `drain`; OVERLOADED with a retry time when a limit would be passed.

@@ -40,13 +40,11 @@ def lane_of(spec: common_pb2.SequenceSpec) -> int:
 
 @dataclass(slots=True, eq=False)
 class QueuedSequence(Generic[T]):
-    """Something that waits, and what is counted of it. `home`: the lane that it came to, by which it counts;
-    promotion changes `lane` alone.
+    """A sequence that waits. `home`: the lane of its arrival, by which it counts; promotion changes `lane`.
 
     Times are monotonic seconds: `since` its arrival, `entered` its arrival in `lane`, `deadline` when it is
     refused. `cost`: tokens by which tenants take turns, known once it is the first of its tenant. `apart`: it
-    counts in its lane but waits in none, since it needs an engine for itself. `admitted`: an engine has had
-    it.
+    counts in its lane but waits in none, as it is in quarantine. `admitted`: it was placed once.
     """
 
     item: T
@@ -149,8 +147,7 @@ class FairQueue(Generic[T]):
             yield from islice(tenant.row, 1, count)
 
     def take(self, entry: QueuedSequence[T]) -> None:
-        """Remove an entry that is served: the head, or one that is let past it, whose tenant pays all the
-        same."""
+        """Remove a served entry: the head, or one that overtakes it, whose tenant pays all the same."""
         tenant = self._tenants[entry.tenant]
         if self.head() is entry:
             self._round = tenant.turn
@@ -229,8 +226,7 @@ class Lanes(Generic[T]):
             yield from queue.firsts()
 
     def add(self, entry: QueuedSequence[T], now: float, *, foremost: bool = False) -> None:
-        """Let it wait in its home lane. `foremost`: in front of all others there, even those marked
-        `first`."""
+        """Queue an entry in its home lane. `foremost`: before all others there, even those marked `first`."""
         self._count += 1
         self._enter(entry, entry.home, now)
         if foremost:
@@ -248,8 +244,7 @@ class Lanes(Generic[T]):
         return next(iter(front)) if front else self._queues[lane].head()
 
     def behind(self, head: QueuedSequence[T], count: int) -> Iterator[QueuedSequence[T]]:
-        """Entries other than `head`, the most urgent lanes first; of each lane at least `count`, if it has so
-        many."""
+        """Yield entries other than `head`, the most urgent lanes first; of each lane `count` or more."""
         for front, queue in zip(self._fronts, self._queues, strict=True):
             found = chain(islice(front, count), queue.some(count))
             yield from (entry for entry in found if entry is not head)
@@ -269,7 +264,7 @@ class Lanes(Generic[T]):
         self._leave(entry)
 
     def blocked(self, lane: int, *, first: bool) -> bool:
-        """Whether something waits that comes before a newcomer to `lane`, or to its front."""
+        """Whether something waits that comes before a new entry of `lane`, or of its front."""
         if not self._count:
             return False
         if any(self._fronts[each] or self._queues[each] for each in range(lane)):

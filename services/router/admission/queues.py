@@ -66,9 +66,9 @@ class DrainRate:
 class QueueOptions:
     """Bounds of what waits for a model; tuples have a value for each class, the most urgent first.
 
-    `sequences`, `tokens`: that may wait; 0 lets nothing wait. `wait_s`: longest wait. `reserved_shares`: of
-    places that a class keeps from lower ones. `tenant_share`: of a lane's bounds that one named tenant may
-    take. `quantum`: tokens of a tenant's turn. `unserved_s`: how long after an engine served a model last
+    `sequences`, `tokens`: that may wait; with 0, nothing may. `wait_s`: longest wait. `reserved_shares`: of
+    places that a class reserves against lower ones. `tenant_share`: of a lane's bounds that a named tenant
+    may take. `quantum`: tokens of a tenant's turn. `unserved_s`: how long after an engine served a model last
     requests for it may wait.
     """
 
@@ -153,8 +153,7 @@ class ModelQueue(Generic[T]):
         self._gone(entry)
 
     def retry_after_ms(self, lane: int, now: float) -> int:
-        """Time in which what waits in a lane leaves it, by what left lately; within the bounds that are
-        set."""
+        """Return the time in which a lane empties at its recent rate, within the bounds of the options."""
         options = self._options
         seconds = self._rates[lane].seconds(now, self.held[lane].sequences)
         if seconds is None:
@@ -286,8 +285,8 @@ TICK_S = 0.05
 
 
 class Deadlines(Generic[H]):
-    """Things by the tick of their deadline. To add and to discard one is constant in time; `due` looks at the
-    ticks in which anything is due some time."""
+    """Things by the tick of their deadline. Adding and discarding take constant time; `due` looks at all
+    ticks that have anything."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[H, None]] = {}
@@ -322,7 +321,7 @@ def _tick(deadline: float) -> int:
 
 
 class RefusedFor(StrEnum):
-    """Why a sequence that could have been served was not let in. A closed set: it labels a metric."""
+    """Why a sequence that could have been served was refused. A closed set: it labels a metric."""
 
     QUEUE_FULL = "queue_full"
     ROUTER_FULL = "router_full"
@@ -404,12 +403,10 @@ class AdmissionQueues(Generic[T]):
         )
 
     def check(self, entry: QueuedSequence[T], kv_tokens: int, now: float, *, served: bool) -> None:
-        """Whether a newcomer may wait. `kv_tokens`: that it needs room for; `served`: an engine serves its
-        model.
+        """Check that a new sequence may wait. `kv_tokens`: that it needs; `served`: its model is served.
 
         Raises:
-            Refused: it would wait in vain, or there is no more room to wait. Counted, but for what no engine
-                could ever hold.
+            Refused: it would wait in vain, or its queue is full. Counted if an engine could ever hold it.
         """
         lane, queue = entry.home, self.queue_of(entry.model)
         if kv_tokens > queue.largest_kv > 0:
@@ -431,8 +428,7 @@ class AdmissionQueues(Generic[T]):
             raise
 
     def refuse_expired(self, entry: QueuedSequence[T], now: float) -> common_pb2.Error:
-        """Count one that has waited too long; returns what it is told. Whether for room or for an engine
-        makes a difference."""
+        """Count a sequence that has waited too long; return its error: no room in time, or no engine."""
         queue = self.queue_of(entry.model)
         if not queue.served:
             self.count_refusal(entry.home, RefusedFor.NOT_SERVED)
@@ -484,7 +480,7 @@ class AdmissionQueues(Generic[T]):
     def refresh(self, engines: Iterable[Engine], now: float, knows: Callable[[str], bool]) -> None:
         """Look at the engines: how many places there are, and which models are served.
 
-        A queue that is empty and belongs to a model that is forgotten (`knows`) is forgotten too.
+        An empty queue of a model that is forgotten (`knows`) is dropped.
         """
         places: dict[str, list[int]] = {}
         largest: dict[str, int] = {}

@@ -14,8 +14,7 @@ from services.router.dispatch.sequence import AbortCause, LiveSequence
 
 
 class PlainCall:
-    """The sink of the sequence. It merges output until the call takes it, and submits the sequence again when
-    it loses its engine."""
+    """The sink of the sequence: merges its output until the call takes it, and resumes it after a loss."""
 
     def __init__(
         self,
@@ -24,7 +23,7 @@ class PlainCall:
         policy: ResumePolicy,
         on_resumed: Callable[[Cause], None],
     ) -> None:
-        """Raises Refused. Made inside of the running loop."""
+        """Submit the sequence, inside of the running loop. Raises Refused."""
         self._dispatcher = dispatcher
         self._on_resumed = on_resumed
         self._loop = asyncio.get_running_loop()
@@ -66,7 +65,7 @@ class PlainCall:
     def give_up(self, error: common_pb2.Error, cause: AbortCause) -> None:
         """End the call with an error, which waits for the client."""
         self.abandon(cause)
-        # Nothing goes on from it, so what may be a very long row is not gone through here.
+        # It is not resumed, so a row that may be very long is not recorded.
         self._take_row(last=True)
         self._finish(self._failure(error))
 
@@ -78,7 +77,7 @@ class PlainCall:
         self._dispatcher.abandon(self._sequence, cause)
 
     async def messages(self) -> AsyncIterator[router_pb2.GenerateResponse]:
-        """Deltas until the end.
+        """Yield deltas until the end.
 
         Raises:
             Refused: the sequence was refused, or failed before its first token.

@@ -53,7 +53,7 @@ class Handovers:
         return _PREFILL in columns.roles and bool(columns.open_to(_PREFILL).any())
 
     def prompt_pending(self, sequence: LiveSequence) -> bool:
-        """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""
+        """Whether the prompt of a sequence is not yet on the engine that will decode it."""
         queued = sequence.state is SequenceState.QUEUED
         return sequence.request.part is SplitPart.PROMPT or (
             queued and sequence.request.part is SplitPart.REST

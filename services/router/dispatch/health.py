@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 
 class EngineHealth:
-    """Tells the breakers. `on_change` is called when other engines than before may be given sequences."""
+    """Tells the breakers of faults and steps. `on_change`: called when other engines are available."""
 
     def __init__(
         self,
@@ -37,8 +37,13 @@ class EngineHealth:
         self._clock = clock
 
     def failed(self, engine: Engine) -> float:
-        """Its link broke, its core died, or it failed a sequence, as Blame decides, by its own fault. What it
-        ends as it drains is none. Returns the time of the fault, for `acquitted`."""
+        """Count a fault: a broken link, a dead core, or a failed sequence that Blame puts on the engine.
+
+        An engine that drains has no faults.
+
+        Returns:
+            The time of the fault, for `acquitted`.
+        """
         now = self._clock()
         if engine.leaving or not engine.breaker.failed(now):
             return now
@@ -110,7 +115,7 @@ class _Failing:
 
 
 class Blame:
-    """Decides that by where the same request fails.
+    """Decides whether a failed sequence counts against its engine, by where the same request fails.
 
     The first failure of a request counts against its engine, once for all requests that failed in the same
     step; the same request failing there again tells nothing new. A request that fails on a second engine has
@@ -177,10 +182,10 @@ class PoisonBook:
         self._on_convicted = on_convicted
 
     def judge(self, sequence: LiveSequence, error: common_pb2.Error) -> common_pb2.Error:
-        """The error of a sequence that its engine has ended with `error`.
+        """Return the error of a sequence that its engine has ended with `error`.
 
-        A loss by an engine that was about to leave speaks against no request. One before the first token of a
-        sequence that its engine had alone was caused by that sequence.
+        The loss of an engine that was about to leave counts against no request. A loss before the first token
+        of a sequence in quarantine was caused by that sequence.
         """
         if error.code != common_pb2.ERROR_CODE_ENGINE_LOST:
             return error

@@ -35,7 +35,7 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 # Engines that are asked for a sequence before it waits again.
 MAX_PLACEMENTS = 2
-# What an engine refuses with these it may take later.
+# An engine that refuses a sequence with one of these may take it later.
 FOR_NOW = frozenset(
     {common_pb2.ERROR_CODE_OVERLOADED, common_pb2.ERROR_CODE_DRAINING, common_pb2.ERROR_CODE_UNAVAILABLE}
 )
@@ -226,7 +226,7 @@ class Lifecycle:
             sequence.sink.abort_result(sequence.handle, outcome)
 
     def release(self, sequence: LiveSequence, event: SequenceEvent) -> None:
-        """Apply END or REFUSE: give back all that a sequence holds. Its sink is told nothing."""
+        """Apply END or REFUSE: release all that a sequence holds, without a word to its sink."""
         self.handovers.forget(sequence)
         if sequence.state in ON_ENGINE:
             self._aborting.pop(sequence.engine_handle, None)
@@ -338,7 +338,7 @@ class Lifecycle:
             self._quarantine.wait(sequence)
 
     def _dequeue(self, sequence: LiveSequence, now: float) -> bool:
-        """Place a sequence that waits, or refuse it for good. False: it goes on waiting."""
+        """Place a sequence that waits, or refuse it for good. False: it still waits."""
         entry = sequence.entry
         if entry is None:
             return False

@@ -21,7 +21,7 @@ from services.router.dispatch.sequence import AbortCause, EngineLink
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 
-# Of what an engine says of itself, far above any model there is. An engine beyond them is faulty.
+# Bounds of a hello, far above any model there is. An engine beyond them is faulty.
 MAX_FACT_LENGTH = 64
 MAX_TASKS = 8
 MAX_EMBEDDING_WIDTH = 1 << 16
@@ -170,15 +170,15 @@ class Membership:
         self._clock = clock
 
     def attach(self, hello: engine_pb2.EngineHello) -> EngineLink:
-        """Let an engine in under a new epoch; an older attachment of the same instance is ended.
+        """Attach an engine under a new epoch; end an older attachment of the same instance.
 
         Raises:
-            Refused: the hello does not do; the text says what and, for the schema, names both revisions.
+            Refused: the hello breaks the contract; for the schema, the text names both revisions.
         """
         self._check(hello)
         engine, replaced = self._fleet.attach(hello, now=self._clock(), unix_time=time.time())
         link = self._dispatcher.connect(engine)
-        # First the new one: what the old one loses may come to it.
+        # First the new one: it may be given the sequences that the old one loses.
         if replaced is not None and (old := self._dispatcher.link_of(replaced)) is not None:
             self.leave(old, LossReason.REPLACED)
         _log.info(
@@ -244,10 +244,10 @@ class Membership:
                 )
 
     def drain(self, name: str, deadline_ms: int | None) -> list[str]:
-        """Tell the engines with this instance id or name to finish what they have and end; they get no more.
+        """Tell the engines with this instance id or name to finish their sequences and end.
 
         Returns:
-            Their instance ids; nothing if there are none.
+            Their instance ids.
         """
         told = []
         for engine in self._fleet.named(name):
@@ -268,7 +268,7 @@ class Membership:
                 self.leave(link, LossReason.LEASE_EXPIRED)
 
     def give_up_all(self, error: common_pb2.Error) -> int:
-        """End all sequences with `error`: the router's time to drain is over. Returns how many."""
+        """End all sequences with `error`, as the time to drain is over. Returns how many."""
         links = [self._dispatcher.link_of(engine) for engine in self._fleet]
         connected = [link for link in links if link is not None]
         return sum(self._dispatcher.give_up(link, error, AbortCause.DRAIN) for link in connected)
@@ -306,9 +306,9 @@ class Membership:
 
 
 class StallWatch:
-    """Gives up the sequences of an engine that made no step for `limit_s`.
+    """Ends the sequences of engines that have work and made no step for `limit_s`.
 
-    It gets nothing until it makes a step.
+    A stalled engine may still send reports. It is given nothing until it makes a step.
     """
 
     def __init__(

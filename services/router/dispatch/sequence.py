@@ -65,7 +65,7 @@ class AbortCause(StrEnum):
 class Sink(Protocol):
     """Receives what becomes of the sequences that were submitted with it.
 
-    Per handle: any number of `row`, then exactly one of `end` and `refuse`. None of them blocks.
+    Per handle: any number of `row`, then exactly one `end` or `refuse`. None of them blocks.
     """
 
     def row(self, handle: int) -> StepRow:
@@ -102,7 +102,7 @@ NULL_SINK = NullSink()
 
 
 class LiveSequence:
-    """One sequence from its admission to its end. The dispatcher alone changes it."""
+    """A sequence from its admission to its end. `apply` alone changes its state and its load."""
 
     __slots__ = (
         "abort_wanted_answer",
@@ -154,18 +154,18 @@ class LiveSequence:
         self.handle = handle
         # It was admitted before, here or by another router.
         self.resumed = resumed
-        # Its engine has nothing else until its first token.
+        # In quarantine: its engine has nothing else until its first token.
         self.quarantined = request.quarantined
         # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
         self.same_prompt_as = same_prompt_as
         self.spec = spec
-        # What its engine gets, of the span that led there.
+        # Of the span of its placement; for its engine.
         self.traceparent = spec.traceparent
         self.sink = sink
         self.guard = guard
-        # What placement is asked with, each time.
+        # The same for each placement.
         self.request = request
-        # Its place in admission; set by the intake, with the first attempt to place it.
+        # Its place in the admission queue; set before the first attempt to place it.
         self.entry: QueuedSequence[LiveSequence] | None = None
         self.state = SequenceState.ADMITTED
         self.emitted = 0
@@ -180,7 +180,7 @@ class LiveSequence:
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False
-        # How its end is counted, if its sink was told of another one than its engine is.
+        # Finish reason for metrics when it differs from the one sent to the engine.
         self.ends_as: str | None = None
         # Set if two engines may compute it.
         self.handover: Handover | None = None
@@ -235,8 +235,10 @@ class LiveSequence:
             self.budget = min(self.budget, self.spec.stopping.max_tokens - replayed)
 
     def ends_at(self, token_id: int) -> bool:
-        """Whether it may end with this token: its own stop, or the model's end. A constrained one ends by
-        the latter where nothing else may follow, even if it ignores it."""
+        """Whether the sequence may end with this token: a stop token of its own or of the model.
+
+        A constrained sequence ends by the model's where nothing else may follow, even if it ignores them.
+        """
         stopping = self.spec.stopping
         heeds = not stopping.ignore_eos or self.spec.HasField("constraint")
         ends = self.link.engine.model.eos_token_ids

@@ -1,4 +1,4 @@
-"""The sessions of gateways: handles, sequences and outbox of each, and the models that all are told of."""
+"""The sessions of gateways: handles, sequences and outbox of each, and the messages to all of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SessionOutbox(Outbox[router_pb2.SessionResponse]):
         self.put(self._models, router_pb2.SessionResponse(models=update), "models")
 
     def shed(self, state: router_pb2.ShedState) -> None:
-        """Queue what is shed; it replaces one that waits."""
+        """Queue the state of load shedding; it replaces one that waits."""
         self.put(self._shed, router_pb2.SessionResponse(shed=state), "shed")
 
     async def messages(self) -> AsyncIterator[router_pb2.SessionResponse]:
@@ -76,7 +76,7 @@ class Session:
             Refused: the message has no place here; the stream ends.
         """
         if self._closed:
-            # Read before the stream's end took effect: what it submits would never be aborted.
+            # Read before the end of the stream took effect: a sequence of it would never be aborted.
             return
         match request.WhichOneof("payload"):
             case "submit":
@@ -89,9 +89,9 @@ class Session:
                 )
 
     def close(self, cause: AbortCause) -> None:
-        """End the session and abort what it had. Idempotent.
+        """End the session and abort its sequences. Idempotent.
 
-        A router that drains lets the gateway read what waits for it; otherwise that is dropped.
+        The unread messages are dropped, unless the router drains.
         """
         if self._closed:
             return
@@ -205,7 +205,7 @@ class Sessions:
         return len(self._sessions)
 
     def open(self) -> Session:
-        """A new session, with the models as its first news.
+        """Open a session; its first message tells the models.
 
         Raises:
             Refused: OVERLOADED at the limit of sessions.
@@ -236,13 +236,13 @@ class Sessions:
             self.close(session, cause)
 
     def drain(self, deadline_ms: int) -> None:
-        """Tell every gateway, also those that come yet, that the router ends within so many milliseconds."""
+        """Tell all gateways, present and future, that the router ends within so many milliseconds."""
         self._draining = router_pb2.RouterDraining(deadline_ms=deadline_ms)
         for session in self._sessions:
             session.outbox.answer(router_pb2.SessionResponse(draining=self._draining))
 
     def shed(self) -> None:
-        """Tell the gateways what is shed, if that is not what they know."""
+        """Tell the gateways which load is shed, if that has changed."""
         state = self._dispatcher.lifecycle.shed_state()
         if state is None:
             return

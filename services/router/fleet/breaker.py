@@ -1,6 +1,6 @@
 """Circuit breaker of one engine: after several faults it is given nothing for a time, then one sequence.
 
-The breakers of engines that left are kept: one that comes back under its name finds its own again.
+The breakers of engines that left are kept: an engine that attaches again under its name gets its own.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Breaker:
         return False
 
     def acquitted(self, at: float) -> bool:
-        """The fault of time `at` was none. True if the breaker closes: without it, it would not have opened.
+        """Take back the fault of time `at`. Returns whether the breaker closes, as it would not have opened.
 
         Nothing changes if it does not count any more, or never did: faults of an open breaker do not.
         """
@@ -134,8 +134,8 @@ MAX_REMEMBERED = 1024
 class Breakers:
     """Hands a breaker to each attachment.
 
-    An instance id is new with each start, so what an engine is known by is its name: one that crashes and
-    attaches again each second must not begin with a clean record. Engines that share a name each have one of
+    An instance id is new with each start, so an engine is known by its name: one that crashes and attaches
+    again each second must not begin with a clean record. Engines that share a name each have one of
     their own.
     """
 

@@ -53,7 +53,7 @@ class KvLoad:
             self._released += tokens
 
 
-# What placement weighs: a change of one of these is told to the fleet's columns.
+# Placement weighs these: a change of one marks the row of the engine as stale.
 _WEIGHED = frozenset(
     {
         "state",
@@ -109,17 +109,16 @@ class Engine:
     # It refused a sequence as it is full, or is reserved by another router: given nothing before it reports
     # again.
     full: bool = False
-    # What has it for itself, or waits until it has.
+    # The request that it is reserved for.
     reserved_for: object = None
     # None until the first one of this epoch.
     report: engine_pb2.LoadReport | None = None
     # Kept by LoadGuard alone.
     placed_sequences: int = 0
     placed_tokens: int = 0
-    # Of sequences that have had no token yet: what the engine has to compute of them.
+    # Prompt tokens to compute, of sequences that have had no token yet.
     placed_prefill: int = 0
-    # What the last report holds beyond this router's placements: other routers' work, and how far ours has
-    # grown beyond its prompts.
+    # The last report beyond this router's placements: other routers' work, and ours beyond its prompts.
     foreign_sequences: int = 0
     foreign_tokens: int = 0
     foreign_prefill: int = 0
@@ -219,7 +218,7 @@ class Engine:
         Steps that it counts are progress, also those for other routers' sequences; and one that has nothing
         owes none, unless it was given something here that has not ended.
 
-        What is beyond the capacity of the hello counts as that capacity: sums over engines stay sensible, and
+        Numbers beyond the capacity of the hello count as that capacity: sums over engines stay sensible, and
         an engine that miscounts only makes itself look full.
         """
         if self.report is not None and report.sequence <= self.report.sequence:
@@ -227,7 +226,7 @@ class Engine:
         report = self._clamped(report)
         before = 0 if self.report is None else self.report.steps
         empty = report.state == engine_pb2.ENGINE_STATE_SERVING and not report.running + report.waiting
-        # Once stalled it has lost what it was given, and need not know of it.
+        # A stalled engine has lost its sequences, and need not know of them.
         if report.steps > before or (empty and (self.stalled or not self.placed_sequences)):
             self.stepped(self.last_heard)
         self.report = report

@@ -1,4 +1,4 @@
-"""Cost: the work that would stand before a sequence's first token, less what is cached. The default."""
+"""Cost: the work before a sequence's first token, less its cached prefix. The default."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ class Placer:
         needed = request.kv_tokens
         roomy = free & columns.roomy(request.sequences, needed)
         if needed and not roomy.any():
-            # What is cached on an engine needs no room there.
+            # Blocks that an engine has cached need no room there.
             cached = self._prefixes.told(request, columns).tokens
             holders = free & (cached > 0)
             roomy = holders & columns.roomy(request.sequences, np.maximum(1.0, needed - cached))

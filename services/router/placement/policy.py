@@ -90,7 +90,7 @@ class SplitPart(Enum):
 
 @dataclass(slots=True, eq=False)
 class PlacementRequest:
-    """What a policy may look at: one object for all placements of a sequence, so blocks are named once.
+    """The facts for a policy: one object for all placements of a sequence, so blocks are named once.
 
     `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in earlier attempts. `salt`:
     of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`: the engine
@@ -144,7 +144,7 @@ def placement_request(spec: common_pb2.SequenceSpec, *, quarantined: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Tokens of a prompt that each row of a columns has cached. `exact`: the engine tells what it has."""
+    """Tokens of a prompt that each engine has cached, by row. `exact`: known from events."""
 
     tokens: Tokens
     exact: Mask
@@ -234,7 +234,7 @@ class Prefixes:
                 found = matches.by_slot()[slots] * size
                 alike = len(columns.block_sizes) == 1
                 tokens = found if alike else np.where(columns.block_size == size, found, tokens)
-        # The last token is always computed: its output is what is wanted.
+        # The last token is always computed, for its output.
         return np.minimum(tokens, len(request.token_ids) - 1)
 
 
@@ -260,8 +260,8 @@ class PlacementOptions:
 class Candidates:
     """Rows of a columns, at least one: engines that serve the model, have room, and may be given the request.
 
-    A policy works on columns over these rows: `candidates.of(columns.sequences)`. What it returns is a
-    position in them. `now`: seconds of the placer's clock. `beside`: it is the one that has the same prompt.
+    A policy works on columns over these rows, `candidates.of(columns.sequences)`, and returns a position in
+    them. `now`: seconds of the placer's clock. `beside`: it is the one that has the same prompt.
     """
 
     __slots__ = ("_matched", "_prefixes", "_request", "beside", "columns", "now", "rows")

@@ -24,9 +24,9 @@ from services.router.index import KvFeed, KvIndex, MalformedKv
 from services.router.metrics import RouterMetrics
 from services.router.service.streams import INTERNAL, ReaderWatch, first_message, serve_stream
 
-# Of one message: what is more goes into the next.
+# Changes of one message; further ones go into the next.
 MAX_CHANGES = 1024
-# Names of one message and what is around them.
+# Bytes of one message: names and their envelope.
 MAX_BYTES = (1 << 20) + (1 << 16)
 
 
@@ -193,7 +193,7 @@ class KvStreams:
     def _begin(self, engine: Engine) -> KvPublication:
         older = self._open.pop(engine, None)
         if older is not None:
-            # Before the new one begins, for it takes out what the index has of the engine.
+            # Before the new one begins, as it clears the index of the engine.
             older.close(_REPLACED)
         publication = KvPublication(engine, self._index, max_resyncs=self._max_resyncs)
         self._open[engine] = publication
