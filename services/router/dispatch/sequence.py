@@ -101,89 +101,62 @@ class NullSink:
 NULL_SINK = NullSink()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LiveSequence:
-    """A sequence from its admission to its end. `apply` alone changes its state and its load."""
+    """A sequence from its admission to its end. `apply` alone changes its state and its load.
 
-    __slots__ = (
-        "abort_wanted_answer",
-        "aborted_at",
-        "alternatives",
-        "budget",
-        "emitted",
-        "ends_as",
-        "engine_handle",
-        "entry",
-        "guard",
-        "handle",
-        "handover",
-        "link",
-        "prompt_alternatives",
-        "prompt_scored",
-        "quarantined",
-        "refused_by",
-        "request",
-        "results",
-        "resumed",
-        "same_prompt_as",
-        "sink",
-        "spec",
-        "state",
-        "traceparent",
-        "vector_bytes",
-    )
+    `handle`: names it to `sink`. `request`: the same for each placement. `same_prompt_as`: one that was
+    submitted before with the same prompt. `resumed`: it was admitted before, here or by another router.
+    """
 
-    # Set with each placement; not there while the sequence has only waited.
-    link: EngineLink
-    engine_handle: int
+    handle: int
+    spec: common_pb2.SequenceSpec
+    sink: Sink
+    guard: LoadGuard
+    request: PlacementRequest
+    same_prompt_as: LiveSequence | None = None
+    resumed: bool = field(default=False, kw_only=True)
+    state: SequenceState = field(default=SequenceState.ADMITTED, init=False)
+    # Its place in the admission queue; set before the first attempt to place it.
+    entry: QueuedSequence[LiveSequence] | None = field(default=None, init=False)
+
+    # Set with each placement; not there before the first one.
+    link: EngineLink = field(init=False)
+    engine_handle: int = field(init=False)
     # Tokens that the engine may emit.
-    budget: int
+    budget: int = field(init=False)
     # Size of the vector that it has to end with; 0 for a sequence that generates.
-    vector_bytes: int
+    vector_bytes: int = field(init=False)
+    # Of the span of the placement, for the engine.
+    traceparent: str = field(init=False)
+    # Set if the sequence is split.
+    handover: Handover | None = field(default=None, init=False)
+    refused_by: list[Engine] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        handle: int,
-        spec: common_pb2.SequenceSpec,
-        sink: Sink,
-        guard: LoadGuard,
-        request: PlacementRequest,
-        same_prompt_as: LiveSequence | None = None,
-        *,
-        resumed: bool = False,
-    ) -> None:
-        self.handle = handle
-        # It was admitted before, here or by another router.
-        self.resumed = resumed
-        # In quarantine: its engine has nothing else until its first token.
-        self.quarantined = request.quarantined
-        # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
-        self.same_prompt_as = same_prompt_as
-        self.spec = spec
-        # Of the span of its placement; for its engine.
+    # Alternatives asked for with each token's log probability; None if no log probabilities were.
+    alternatives: int | None = field(init=False)
+    # The same of the prompt's tokens, and how many of these were reported.
+    prompt_alternatives: int | None = field(init=False)
+    prompt_scored: int = field(default=0, init=False)
+    # Hypotheses asked for; 0 without a beam search.
+    results: int = field(init=False)
+    emitted: int = field(default=0, init=False)
+    aborted_at: float = field(default=0.0, init=False)
+    abort_wanted_answer: bool = field(default=False, init=False)
+    # Finish reason for metrics when it differs from the one sent to the engine.
+    ends_as: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        spec, response = self.spec, self.spec.response
         self.traceparent = spec.traceparent
-        self.sink = sink
-        self.guard = guard
-        # The same for each placement.
-        self.request = request
-        # Its place in the admission queue; set before the first attempt to place it.
-        self.entry: QueuedSequence[LiveSequence] | None = None
-        self.state = SequenceState.ADMITTED
-        self.emitted = 0
-        # Alternatives asked for with each token's log probability; None if no log probabilities were.
-        self.alternatives = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else None
-        # The same of the prompt's tokens, and how many of these were reported.
-        asked = spec.response.HasField("prompt_logprobs")
-        self.prompt_alternatives = spec.response.prompt_logprobs if asked else None
-        self.prompt_scored = 0
-        # Hypotheses asked for; 0 without a beam search.
+        self.alternatives = response.top_logprobs if response.HasField("top_logprobs") else None
+        self.prompt_alternatives = response.prompt_logprobs if response.HasField("prompt_logprobs") else None
         self.results = spec.beam_search.results if spec.HasField("beam_search") else 0
-        self.refused_by: list[Engine] = []
-        self.aborted_at = 0.0
-        self.abort_wanted_answer = False
-        # Finish reason for metrics when it differs from the one sent to the engine.
-        self.ends_as: str | None = None
-        # Set if two engines may compute it.
-        self.handover: Handover | None = None
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether its engine has nothing else until its first token."""
+        return self.request.quarantined
 
     @property
     def prompt_len(self) -> int:

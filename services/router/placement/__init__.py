@@ -7,7 +7,6 @@ from services.router.placement.cost import Cost
 from services.router.placement.least_loaded import LeastLoaded
 from services.router.placement.placer import (
     AnyPlacer,
-    Candidate,
     Placed,
     Placer,
     Receipt,
@@ -18,17 +17,12 @@ from services.router.placement.policy import (
     POLICIES,
     BlockNames,
     Candidates,
-    Choice,
-    Matched,
-    Memory,
     PlacementOptions,
-    PlacementPolicy,
     PlacementRequest,
     Prefixes,
     SplitPart,
     placement_request,
     policy_named,
-    register,
 )
 from services.router.placement.power_of_two import PowerOfTwo
 from services.router.placement.prefix import PrefixApproximate, PrefixExact
@@ -39,17 +33,12 @@ __all__ = [
     "POLICIES",
     "AnyPlacer",
     "BlockNames",
-    "Candidate",
     "Candidates",
-    "Choice",
     "ConsistentHash",
     "Cost",
     "LeastLoaded",
-    "Matched",
-    "Memory",
     "Placed",
     "PlacementOptions",
-    "PlacementPolicy",
     "PlacementRequest",
     "Placer",
     "PowerOfTwo",
@@ -64,5 +53,4 @@ __all__ = [
     "SplitPlacer",
     "placement_request",
     "policy_named",
-    "register",
 ]

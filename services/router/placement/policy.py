@@ -257,32 +257,22 @@ class PlacementOptions:
     max_sessions: int = 65_536
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Candidates:
-    """Rows of a columns, at least one: engines that serve the model, have room, and may be given the request.
+    """Engines that serve the model, have room, and may be given the request: one or more rows of columns.
 
     A policy works on columns over these rows, `candidates.of(columns.sequences)`, and returns a position in
-    them. `now`: seconds of the placer's clock. `beside`: it is the one that has the same prompt.
+    them. `now`: seconds of the placer's clock. `beside`: the one engine has the same prompt. `looked`: the
+    last result of `matched`, `told` or `guessed`, for the receipt.
     """
 
-    __slots__ = ("_matched", "_prefixes", "_request", "beside", "columns", "now", "rows")
-
-    def __init__(
-        self,
-        columns: EngineColumns,
-        rows: Rows,
-        request: PlacementRequest,
-        prefixes: Prefixes,
-        now: float,
-        *,
-        beside: bool = False,
-    ) -> None:
-        self.columns = columns
-        self.rows = rows
-        self.now = now
-        self.beside = beside
-        self._request = request
-        self._prefixes = prefixes
-        self._matched: Matched | None = None
+    columns: EngineColumns
+    rows: Rows
+    request: PlacementRequest
+    prefixes: Prefixes
+    now: float
+    beside: bool = field(default=False, kw_only=True)
+    looked: Matched | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -302,26 +292,21 @@ class Candidates:
         position = int(np.searchsorted(self.rows, row))
         return position if position < len(self.rows) and self.rows[position] == row else None
 
-    @property
-    def looked(self) -> Matched | None:
-        """The last result of `matched`, `told` or `guessed`, for the receipt; None without one."""
-        return self._matched
-
     def matched(self) -> Matched:
         """Return the tokens of the request that the candidates have cached, known or guessed."""
-        return self._keep(self._prefixes.best(self._request, self.columns))
+        return self._keep(self.prefixes.best(self.request, self.columns))
 
     def told(self) -> Matched:
         """Return the tokens known from events."""
-        return self._keep(self._prefixes.told(self._request, self.columns))
+        return self._keep(self.prefixes.told(self.request, self.columns))
 
     def guessed(self) -> Matched:
         """Return the tokens guessed from what was sent."""
-        return self._keep(self._prefixes.guessed(self._request, self.columns))
+        return self._keep(self.prefixes.guessed(self.request, self.columns))
 
     def _keep(self, found: Matched) -> Matched:
-        self._matched = Matched(self.of(found.tokens), self.of(found.exact))
-        return self._matched
+        self.looked = looked = Matched(self.of(found.tokens), self.of(found.exact))
+        return looked
 
 
 @dataclass(frozen=True, slots=True)
