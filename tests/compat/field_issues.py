@@ -30,7 +30,7 @@ ISSUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "2": (
         "with prefill and decode apart, a cancel reaches one of the two",
         (
-            f"{_UNIT_ROUTER_DISPATCH}/test_handover_failures.py::test_an_abort_reaches_the_half_that_it_is_in",
+            f"{_UNIT_ROUTER_DISPATCH}/test_handover_failures.py::test_an_abort_reaches_the_engine_of_the_part_that_runs",
             f"{_INT_HANDOVER}/test_handover.py::test_a_client_that_goes_away_leaves_nothing_in_either_engine",
         ),
     ),

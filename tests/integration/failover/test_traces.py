@@ -98,7 +98,7 @@ async def test_the_routes_span_tells_the_receipt(spans: Spans, start_fleet: Any)
     assert len(told["candidates.score"]) == len(told["candidates.matched_tokens"]) == 2
 
 
-async def test_both_halves_and_what_is_refused_have_spans(spans: Spans, start_fleet: Any) -> None:
+async def test_both_parts_and_refusals_have_spans(spans: Spans, start_fleet: Any) -> None:
     fleet: Fleet = await start_fleet(engines=0, router={"handover_min_tokens": 16})
     for role in ("prefill", "decode"):
         await fleet.add_engine(role=role, script=Script())

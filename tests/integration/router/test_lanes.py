@@ -157,7 +157,7 @@ async def test_what_does_not_fit_waits_for_kv_or_is_refused_at_once(monkeypatch)
         await gateway.ended(3, 4)
 
 
-async def test_a_lone_sequence_has_an_engine_for_itself_until_its_first_token(monkeypatch):
+async def test_a_quarantined_sequence_has_an_engine_for_itself_until_its_first_token(monkeypatch):
     async with (
         running_router(monkeypatch) as (router, address),
         FakeEngine(address, auto=False) as engine,

@@ -21,7 +21,7 @@ async def until_more(calls: list[float], count: int) -> None:
 
 
 @virtual_time
-async def test_a_chore_that_fails_stops_neither_itself_nor_another():
+async def test_a_task_that_fails_stops_neither_itself_nor_another():
     failed, done = [], []
 
     def fail() -> None:

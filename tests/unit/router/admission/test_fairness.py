@@ -109,7 +109,7 @@ def test_a_flood_delays_another_tenant_by_a_bounded_number_of_quanta(flood, cost
     assert all(each <= rounds * QUANTUM + max(flood) for each in spent.values())
 
 
-def test_who_is_let_past_others_pays_for_it():
+def test_a_sequence_that_overtakes_others_pays_for_it():
     queue = FairQueue(QUANTUM, tokens)
     queue.add(large := entry(0, "large", 50))
     for number in range(1, 60):
@@ -131,7 +131,7 @@ def test_who_is_let_past_others_pays_for_it():
     assert spent["flood"] <= QUANTUM + 5
 
 
-def test_tenants_get_the_same_tokens_whatever_their_tickets_cost():
+def test_tenants_get_the_same_tokens_whatever_their_entries_cost():
     queue = FairQueue(QUANTUM, tokens)
     for number in range(200):
         queue.add(entry(number, "small", 2))

@@ -73,7 +73,7 @@ def test_engines_that_are_full_serve_however_short_their_absence_may_be():
 WIDE = {"beam_search": common_pb2.BeamSearch(width=3, results=1)}
 
 
-def test_who_needs_more_than_there_is_holds_up_one_engine_and_not_the_others():
+def test_a_sequence_that_needs_more_room_holds_up_one_engine_and_not_the_others():
     world = World(backlog=0, queues=replace(QUEUES, sequences=(6,) * 4))
     kept, other = world.attach("a"), world.attach("b")
     for handle in (0, 1):

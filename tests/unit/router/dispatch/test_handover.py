@@ -72,7 +72,7 @@ def test_where_there_are_only_engines_for_prompts_they_compute_all():
     assert world.fleet.served_models()[0].serving_engines == 1
 
 
-def test_between_the_halves_it_waits_for_room_with_its_offer(world):
+def test_between_the_parts_a_sequence_waits_for_room_with_its_offer(world):
     submit, other = prompt_part(world), prompt_part(world, 2)
     for handle in range(10, 14):
         assert world.submit(handle, SHORT) is None
@@ -122,7 +122,7 @@ def test_samples_of_one_prompt_follow_their_leader(world):
     ] * 2
 
 
-def test_followers_of_a_leader_that_ends_go_on(world):
+def test_followers_of_a_leader_that_ends_are_placed(world):
     submit = prompt_part(world)
     assert world.submit(2, leader=1) is None
     world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT)

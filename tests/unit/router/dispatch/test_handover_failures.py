@@ -39,7 +39,7 @@ BAD_ENDS = {
 
 
 @pytest.mark.parametrize("name", BAD_ENDS)
-def test_a_first_half_that_fails_is_computed_with_the_second(world, name):
+def test_a_prefill_that_fails_is_computed_by_the_decode_engine(world, name):
     submit = prompt_part(world)
     world.end(world.prefill, submit.handle, **BAD_ENDS[name])
     (second,) = world.submits(world.decode)
@@ -51,7 +51,7 @@ def test_a_first_half_that_fails_is_computed_with_the_second(world, name):
 
 
 @pytest.mark.parametrize("error", [BUSY, BROKEN])
-def test_a_first_half_that_is_refused_goes_on_whole(world, error):
+def test_a_prefill_that_is_refused_is_placed_whole(world, error):
     submit = prompt_part(world)
     world.send(world.prefill, refusal=common_pb2.Refusal(handle=submit.handle, error=error))
     (second,) = world.submits(world.decode)
@@ -104,14 +104,14 @@ def test_the_second_engine_is_lost_before_anybody_saw_a_token(world):
     world.check_idle()
 
 
-def test_tokens_of_a_first_half_break_the_contract(world):
+def test_tokens_of_a_prefill_engine_break_the_contract(world):
     submit = prompt_part(world)
     step = common_pb2.StepOutput(handles=[submit.handle], token_counts=[1], token_ids=[5])
     with pytest.raises(MalformedStep):
         world.send(world.prefill, step=step)
 
 
-def test_an_abort_reaches_the_half_that_it_is_in(world):
+def test_an_abort_reaches_the_engine_of_the_part_that_runs(world):
     submit = prompt_part(world)
     world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT)
     (abort,) = world.sent(world.prefill)
@@ -143,7 +143,7 @@ def test_an_offer_without_an_engine_to_fetch_it_is_withdrawn(world):
     assert withdrawal.abort.handle == submit.handle
 
 
-def test_no_half_begins_anew_in_a_router_that_ends(world):
+def test_no_part_begins_anew_in_a_router_that_ends(world):
     submit = prompt_part(world)
     assert world.submit(2, leader=1) is None
     over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
@@ -158,7 +158,7 @@ def test_no_half_begins_anew_in_a_router_that_ends(world):
     world.check_idle()
 
 
-def test_nobody_is_let_past_where_no_engine_can_be_kept():
+def test_no_sequence_overtakes_where_no_engine_can_be_reserved():
     world = World()
     engines = [world.attach(name, PREFILL) for name in "pq"]
     for handle in range(4):

@@ -39,7 +39,7 @@ def sent(link: EngineLink) -> list[int | bool]:
         ([True, 7, False, True], [True, 7, False, True]),
     ],
 )
-def test_an_engine_is_kept_before_the_submits_and_given_back_after_them(words, order):
+def test_an_engine_is_reserved_before_the_submits_and_released_after_them(words, order):
     link = EngineLink(engine=None)  # type: ignore[arg-type]
     for word in words:
         if isinstance(word, bool):
@@ -79,7 +79,7 @@ def test_a_turn_ends_after_its_sequence_and_before_the_next_one_has_its_own():
     assert not link.engine.reserved_for
 
 
-def test_an_engine_is_kept_for_a_lone_sequence_to_its_first_token():
+def test_an_engine_is_reserved_for_a_quarantined_sequence_to_its_first_token():
     world = World()
     link = world.attach()
     world.submit(0)
@@ -104,7 +104,7 @@ def test_an_engine_is_kept_for_a_lone_sequence_to_its_first_token():
     assert sent(link) == [False]
 
 
-def test_a_lone_sequence_that_is_placed_at_once_comes_after_the_word_that_keeps_its_engine():
+def test_a_quarantined_sequence_that_is_placed_at_once_comes_after_its_reservation():
     world = World()
     link = world.attach()
     world.submit(1, quarantined=True)

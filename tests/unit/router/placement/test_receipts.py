@@ -115,7 +115,7 @@ def test_metrics_add_up_all_receipts_also_those_that_are_gone():
     assert registry.get_sample_value("catenary_router_matched_prompt_tokens_total") == 0
 
 
-def test_a_lone_request_goes_to_an_engine_without_work_or_nowhere():
+def test_a_quarantined_request_goes_to_an_engine_without_work_or_nowhere():
     fleet = fleet_of(2)
     busy, idle = fleet
     busy.placed_sequences = 1
