@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,21 +246,6 @@ class Placed:
     receipt: Receipt
 
 
-class AnyPlacer(Protocol):
-    """The interface that chooses engines for sequences; see Placer."""
-
-    fleet: Fleet
-
-    def place(self, request: PlacementRequest, *, excluding: Collection[Engine] = ()) -> Placed:
-        """Choose an engine. Raises Refused."""
-
-    def uncached_tokens(self, request: PlacementRequest) -> int:
-        """Return the tokens that the best engine would compute."""
-
-    def forget(self, engine: Engine) -> None:
-        """Forget an engine that left."""
-
-
 class Placer:
     """Asks a model's policy among the engines that can take the request.
 
@@ -488,3 +473,6 @@ class SplitPlacer:
             return False
         # The cache of a prefill engine is of use to no decode engine.
         return self._placer.uncached_tokens(request, among=columns.open_to(None)) > self._min_tokens
+
+
+AnyPlacer = Placer | SplitPlacer
