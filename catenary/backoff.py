@@ -22,7 +22,7 @@ class Backoff:
         self._rng = rng or random.Random()
 
     def next_delay(self) -> float:
-        """Seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         delay, self._current = self._current, min(self._current * 2, self._maximum)
         return delay * self._rng.uniform(1 - self._jitter, 1.0)
 

@@ -22,7 +22,8 @@ _AFTER_NAME: Final = DIGEST_BYTES.to_bytes(8, "little")
 
 
 def chain(parent: bytes, token_ids: Sequence[int], *, salt: bytes) -> bytes:
-    """The name of a block: `token_ids` after the block named `parent`, which is empty for the first block.
+    """Return the name of a block: `token_ids` after the block named `parent`, which is empty for the first
+    block.
 
     Blocks under two salts never share a name. Raises ValueError for a token id that is not in 0 .. 2**32 - 1.
     """
@@ -33,7 +34,7 @@ class BlockHashes:
     """The names of one sequence's full blocks, made as its tokens arrive."""
 
     def __init__(self, block_size: int, salt: bytes = b"") -> None:
-        """Starts an empty sequence. Raises ValueError for a block without tokens."""
+        """Start an empty sequence. Raises ValueError for a block without tokens."""
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
         self.block_size = block_size
@@ -60,7 +61,8 @@ class BlockHashes:
         return made
 
     def _names(self, tokens: bytes) -> list[bytes]:
-        """Names of full blocks. The loop of whoever names a long prompt: it calls as little as it can."""
+        """Return the names of full blocks. The loop of whoever names a long prompt: it calls as little as it
+        can."""
         size, copy = self.block_size * _TOKEN_BYTES, self._salted.copy
         parent = self.hashes[-1] if self.hashes else b""
         head, made = _head(parent), []
@@ -74,7 +76,7 @@ class BlockHashes:
 
 
 def _salted(salt: bytes) -> hashlib.blake2b:
-    """The state every name under a salt starts from: a long salt is read once, not once a block."""
+    """Return the state every name under a salt starts from: a long salt is read once, not once a block."""
     # The lengths make the input unambiguous: no salt runs into a parent, no parent into tokens.
     return hashlib.blake2b(len(salt).to_bytes(8, "little") + salt, digest_size=DIGEST_BYTES, person=_PERSON)
 

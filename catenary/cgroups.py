@@ -82,8 +82,8 @@ def _quota(group: Path) -> float | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The directory of this process's group and those above it, in version 1's hierarchy of the controller
-    if there is one, else in version 2's."""
+    """Yield the directory of this process's group and those above it, in version 1's hierarchy of the
+    controller if there is one, else in version 2's."""
     paths = _paths(root)
     for name in (controller, ""):
         mount = _mount(root, name)
@@ -157,7 +157,7 @@ def _number(file: Path) -> int | None:
 
 
 def _counter(file: Path, name: str) -> int | None:
-    """The number behind a name in a file of such lines."""
+    """Return the number behind a name in a file of such lines."""
     for line in _text(file).splitlines():
         key, _, number = line.partition(" ")
         if key == name and number.strip().isdigit():

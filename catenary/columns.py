@@ -125,7 +125,7 @@ def _merged(held: RowLogprobs | None, later: RowLogprobs | None) -> RowLogprobs 
 
 
 def split(step: common_pb2.StepOutput) -> Iterator[StepRow]:
-    """The rows of a step, in order.
+    """Yield the rows of a step, in order.
 
     Raises:
         MalformedStep: before the first row, if the columns do not fit together.
@@ -214,7 +214,8 @@ def _split_logprobs(
 
 
 def take_message(rows: dict[int, StepRow]) -> common_pb2.StepOutput:
-    """The first of the waiting rows, by handle, that make a message of moderate size; they wait no more."""
+    """Return the first of the waiting rows, by handle, that make a message of moderate size; they wait no
+    more."""
     taken: list[StepRow] = []
     weight = 0
     for row in rows.values():
@@ -228,7 +229,7 @@ def take_message(rows: dict[int, StepRow]) -> common_pb2.StepOutput:
 
 
 def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:
-    """One StepOutput of all rows, in order."""
+    """Return one StepOutput of all rows, in order."""
     handles: list[int] = []
     counts: list[int] = []
     token_ids: list[int] = []

@@ -107,7 +107,7 @@ def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
 
 
 def _nodes(root: Path) -> Mapping[int, int]:
-    """The node of each CPU."""
+    """Return the node of each CPU."""
     found: dict[int, int] = {}
     for folder in (root / _NODES).glob("node[0-9]*"):
         try:

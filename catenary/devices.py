@@ -31,7 +31,7 @@ class ChosenDevice(str):
     reason: str
 
     def __new__(cls, name: str, reason: str) -> ChosenDevice:
-        """Makes one."""
+        """Make one."""
         made = super().__new__(cls, name)
         made.reason = reason
         return made

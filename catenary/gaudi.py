@@ -36,7 +36,7 @@ IMAGE = "gaudi-docker/1.24.0/ubuntu24.04/habanalabs/pytorch-installer-2.10.0"
 
 
 def supported() -> str:
-    """The releases and Pythons, for a message."""
+    """Return the releases and Pythons, for a message."""
     return f"Habana software {_listed(tuple(RELEASES))} with Python {_listed(PYTHONS)}"
 
 

@@ -15,9 +15,11 @@ class Excess(Enum):
 
 
 def json_levels(value: Any) -> Iterator[list[Any]]:
-    """The value alone, then all that stands directly in it, and so on to the innermost: never an empty list.
+    """Yield the value alone, then all that stands directly in it, and so on to the innermost: never an empty
+    list.
 
-    A level is made when it is asked for, so whoever stops early walks no further."""
+    A level is made when it is asked for, so whoever stops early walks no further.
+    """
     level = [value]
     while level:
         yield level
@@ -28,7 +30,7 @@ def json_levels(value: Any) -> Iterator[list[Any]]:
 
 
 def json_excess(value: Any, max_depth: int, max_values: int) -> Excess | None:
-    """The bound that a value breaks first, from outside in; None: it is within both.
+    """Return the bound that a value breaks first, from outside in; None: it is within both.
 
     max_depth: arrays and objects inside of one another. max_values: values in all, the outermost left out."""
     values = -1

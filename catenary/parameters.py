@@ -75,7 +75,7 @@ class UnknownNameError(TypeError, ValueError):
 
 
 def check_names(given: Iterable[str], known: Iterable[str], *, kind: str) -> None:
-    """Raises UnknownNameError for the first of `given` that is not among `known`: what it is near to."""
+    """Raise UnknownNameError for the first of `given` that is not among `known`: what it is near to."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -83,7 +83,7 @@ def check_names(given: Iterable[str], known: Iterable[str], *, kind: str) -> Non
 
 
 def check_number(name: str, value: Any, allowed: Numbers) -> None:
-    """Raises ValueError, which names the parameter and the numbers that are allowed."""
+    """Raise ValueError, which names the parameter and the numbers that are allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be {allowed}, not {value!r}")
 

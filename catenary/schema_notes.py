@@ -56,7 +56,7 @@ _MOST_PARTS = 20_000
 
 
 def without_notes(schema: Any, *, levels: int = _MOST_LEVELS, parts: int = _MOST_PARTS) -> Any:
-    """The schema without annotations, which a server need not compile again for other words of theirs.
+    """Return the schema without annotations, which a server need not compile again for other words of theirs.
 
     What is no schema, stands deeper than so many levels, or comes after so many parts that are schemas, is
     left as it is: a caller's event loop is held up no longer than that.

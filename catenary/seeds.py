@@ -34,12 +34,12 @@ def derive_seed(seed: int, sample_index: int) -> int:
 
 
 def draw_seed() -> int:
-    """A fresh int64 seed for a request that gave none."""
+    """Return a fresh int64 seed for a request that gave none."""
     return _signed(secrets.randbits(64))
 
 
 def uniform(seed: int, position: int) -> float:
-    """The draw in [0, 1) at an absolute position of a sequence, with 53 random bits.
+    """Return the draw in [0, 1) at an absolute position of a sequence, with 53 random bits.
 
     Args:
         seed: any integer, taken modulo 2**64.

@@ -21,7 +21,7 @@ from catenary.v1 import common_pb2, router_pb2, tokenizer_pb2
 
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """One stop string, or several, as a tuple. Raises ValueError if one is empty."""
+    """Return one stop string, or several, as a tuple. Raises ValueError if one is empty."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stops):
         raise ValueError("a stop string must not be empty")
@@ -42,7 +42,7 @@ class TextReader:
         """A stop string was found; it is not part of the text."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that the next tokens make certain. What stands behind a stop string is not read."""
+        """Return the text that the next tokens make certain. What stands behind a stop string is not read."""
         texts = []
         for token_id in token_ids:
             if self.stopped:
@@ -52,7 +52,7 @@ class TextReader:
         return "".join(texts)
 
     def finish(self) -> str:
-        """The rest, once nothing follows."""
+        """Return the rest, once nothing follows."""
         text = self._scanned(self._decoder.flush())
         if self._scanner is None or self.stopped:
             return text
@@ -124,7 +124,7 @@ class AsyncClient:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """The answer to a chat.
+        """Return the answer to a chat.
 
         Args:
             messages: objects with `role` and `content`, as OpenAI's, whose content is text; or one text,
@@ -218,7 +218,7 @@ class AsyncClient:
         return tuple(response.models)
 
     async def fleet(self) -> router_pb2.GetFleetResponse:
-        """The attached engines and what the router counts on each."""
+        """Return the attached engines and what the router counts on each."""
         connection, request = self._connection, router_pb2.GetFleetRequest()
         return await connection.ask(lambda: connection.router.GetFleet(request, timeout=connection.timeout_s))
 
@@ -243,7 +243,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] = (),
         template_variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a chat."""
+        """Return the token ids of a chat."""
         chat = chat_input(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -256,7 +256,7 @@ class AsyncClient:
     async def tokenize(
         self, text: str, *, model: str, add_special_tokens: bool | None = None
     ) -> tuple[int, ...]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         return await self._text.tokenize(
             tokenizer_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         )
@@ -264,7 +264,7 @@ class AsyncClient:
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str, skip_special_tokens: bool | None = None
     ) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         return await self._text.detokenize(
             tokenizer_pb2.DetokenizeRequest(
                 model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
@@ -272,7 +272,7 @@ class AsyncClient:
         )
 
     async def tokenizer_file(self, *, model: str = "") -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
-        """The tokenizer.json of a model and its digest. Raises ValueError too: they do not match."""
+        """Return the tokenizer.json of a model and its digest. Raises ValueError too: they do not match."""
         return await self._text.tokenizer_file(model)
 
     async def aclose(self) -> None:
@@ -289,7 +289,7 @@ class AsyncClient:
 
     @staticmethod
     def _checked(stop: str | Sequence[str], options: GenerateOptions) -> tuple[str, ...]:
-        """The stop strings. Raises ValueError or TypeError for those, or for an option."""
+        """Return the stop strings. Raises ValueError or TypeError for those, or for an option."""
         check_options(options)
         return stop_strings(stop)
 

@@ -59,7 +59,7 @@ class Client:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """The answer to a chat."""
+        """Return the answer to a chat."""
         return self._loop.run(self._client.chat(messages, model=model, stop=stop, **options))
 
     def stream_chat(
@@ -102,13 +102,13 @@ class Client:
         return self._loop.run(self._client.embed(inputs, model=model, dimensions=dimensions))
 
     def tokenize(self, text: str, *, model: str, add_special_tokens: bool | None = None) -> tuple[int, ...]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         return self._loop.run(self._client.tokenize(text, model=model, add_special_tokens=add_special_tokens))
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str, skip_special_tokens: bool | None = None
     ) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         return self._loop.run(
             self._client.detokenize(token_ids, model=model, skip_special_tokens=skip_special_tokens)
         )

@@ -89,7 +89,7 @@ def _check_ids(name: str, ids: Any) -> None:
 def make_spec(
     token_ids: Sequence[int], model: str, request_id: str, options: GenerateOptions
 ) -> common_pb2.SequenceSpec:
-    """The sequence on the wire."""
+    """Return the sequence on the wire."""
     return common_pb2.SequenceSpec(
         request_id=request_id,
         model=model,

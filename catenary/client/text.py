@@ -25,7 +25,7 @@ class TextSide:
         self._vocabularies: dict[str, Vocabulary] = {}
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> tuple[int, ...]:
-        """Token ids of the one prompt in the request."""
+        """Return the token ids of the one prompt in the request."""
         connection = self._connection
         response = await connection.ask_tokenizer(
             lambda: connection.tokenizer.Render(request, timeout=connection.timeout_s)
@@ -33,7 +33,7 @@ class TextSide:
         return tuple(response.prompts[0].token_ids)
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> tuple[int, ...]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         connection = self._connection
         response = await connection.ask_tokenizer(
             lambda: connection.tokenizer.Tokenize(request, timeout=connection.timeout_s)
@@ -41,7 +41,7 @@ class TextSide:
         return tuple(response.token_ids)
 
     async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
-        """Text of ids."""
+        """Return the text of ids."""
         connection = self._connection
         response = await connection.ask_tokenizer(
             lambda: connection.tokenizer.Detokenize(request, timeout=connection.timeout_s)
@@ -49,7 +49,8 @@ class TextSide:
         return response.text
 
     async def tokenizer_file(self, model: str) -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
-        """A model's tokenizer.json and its digest. Raises RpcError, or ValueError if they do not match."""
+        """Return a model's tokenizer.json and its digest. Raises RpcError, or ValueError if they do not
+        match."""
         data = bytearray()
         digest: tokenizer_pb2.TokenizerDigest | None = None
         request = tokenizer_pb2.GetTokenizerRequest(model=model)
@@ -94,7 +95,7 @@ def chat_input(
     tools: Sequence[Mapping[str, Any]] = (),
     template_variables: Mapping[str, Any] | None = None,
 ) -> tokenizer_pb2.ChatInput:
-    """A chat on the wire. Raises ValueError for messages of another form."""
+    """Return a chat on the wire. Raises ValueError for messages of another form."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):

@@ -170,7 +170,8 @@ _KNOWN: Final = frozenset(
 
 
 def unknown_variables(environment: Mapping[str, str], prefixes: Collection[str]) -> tuple[str, ...]:
-    """One line for each set CATENARY_* variable that nothing reads, with one of these prefixes or none.
+    """Return one line for each set CATENARY_* variable that nothing reads, with one of these prefixes or
+    none.
 
     The line names the nearest known variable and not the value, which may be a secret.
     """

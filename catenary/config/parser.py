@@ -30,7 +30,7 @@ _NO_HEADING = "Options"
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """The scalar types in an annotation: unions and containers taken apart."""
+    """Return the scalar types in an annotation: unions and containers taken apart."""
     if get_origin(annotation) is Literal:
         return [annotation]
     inner = [arg for arg in get_args(annotation) if arg is not Ellipsis]

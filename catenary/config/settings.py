@@ -143,7 +143,7 @@ def flag_name(field_name: str) -> str:
 
 
 def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
-    """The members of the field's type, a union taken apart."""
+    """Return the members of the field's type, a union taken apart."""
     annotation = field.annotation
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)

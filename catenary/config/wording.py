@@ -113,7 +113,7 @@ def _found_entries(kind: str, value: Any) -> str:
 
 
 def _scalar(field: FieldInfo) -> tuple[Any, list[Any]]:
-    """The type of one value, and its rules: those of a list's entries stand in its annotation."""
+    """Return the type of one value, and its rules: those of a list's entries stand in its annotation."""
     rules = [] if is_list(field) else list(field.metadata)
     pending: list[Any] = [field.annotation]
     kinds: list[Any] = []

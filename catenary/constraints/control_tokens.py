@@ -19,7 +19,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def control_tokens(tokenizer_json: bytes, tokenizer: LLTokenizer) -> dict[str, int]:
-    """Ids of the control tokens of a tokenizer.json, by the text that stands for each.
+    """Return the ids of the control tokens of a tokenizer.json, by the text that stands for each.
 
     They are those that llguidance takes for such: added tokens that are special, or look like <this>.
 

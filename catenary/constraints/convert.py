@@ -67,7 +67,7 @@ def _lark(kind: ConstraintKind, source: str, limits: ConstraintLimits, control: 
 
 
 def lark_regex(regex: str) -> str:
-    """A regular expression as Lark writes one.
+    """Return a regular expression as Lark writes one.
 
     Digits and word characters are those of ASCII, as in JSON schemas: what `\\d+` allows is a number to all.
     """

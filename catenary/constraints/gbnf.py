@@ -57,7 +57,7 @@ _Item = _Text | _Class | _Rule | _Repeat | _Group
 
 
 def gbnf_to_lark(source: str, limits: ConstraintLimits) -> str:
-    """The same grammar for llguidance.
+    """Return the same grammar for llguidance.
 
     Raises:
         ConstraintError: it is malformed, too large, has no rule `root`, names a rule that it does not define,
@@ -89,7 +89,7 @@ def _names(item: _Item) -> Iterator[str]:
 
 
 def _ending(rules: dict[str, _Group]) -> set[str]:
-    """Names of the rules that a finite text can match: the least fixpoint."""
+    """Return the names of the rules that a finite text can match: the least fixpoint."""
     ending: set[str] = set()
 
     def ends(item: _Item) -> bool:

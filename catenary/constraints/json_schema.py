@@ -89,7 +89,7 @@ _DURATION = r"^[^0-9]*([0-9]{1,%d}[^0-9]+)*$"
 
 
 def read_schema(source: str, limits: ConstraintLimits) -> dict[str, Any]:
-    """The schema for llguidance, of JSON text.
+    """Return the schema for llguidance, of JSON text.
 
     Raises:
         ConstraintError: it is no JSON, or `clean_schema` refuses it.

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 def read_lark(source: str, limits: ConstraintLimits) -> str:
-    """The grammar for llguidance: as it is, but for the JSON schemas (`%json {...}`) and the character
+    """Return the grammar for llguidance: as it is, but for the JSON schemas (`%json {...}`) and the character
     classes in it.
 
     Raises:
@@ -38,7 +38,7 @@ def read_lark(source: str, limits: ConstraintLimits) -> str:
 
 
 def lark_text(text: str) -> str:
-    """A text as llguidance's Lark writes one: a JSON string whose DEL is escaped too."""
+    """Return a text as llguidance's Lark writes one: a JSON string whose DEL is escaped too."""
     return _CONTROL.sub(_escaped, json.dumps(text, ensure_ascii=False))
 
 
@@ -81,7 +81,7 @@ def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
 
 
 def _schema(source: str, position: int, limits: ConstraintLimits) -> tuple[str, int]:
-    """The JSON behind `%json`, cleaned, and the index behind it."""
+    """Return the JSON behind `%json`, cleaned, and the index behind it."""
     while source[position : position + 1].isspace():
         position += 1
     try:

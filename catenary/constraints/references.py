@@ -212,7 +212,7 @@ class _Closing:
         schema["$ref"] = self._names[id(target)]
 
     def _members(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The schemas that hold for the same value."""
+        """Yield the schemas that hold for the same value."""
         for name in _MEMBERS:
             yield from (member for member in schema.get(name, ()) if isinstance(member, dict))
         if "$ref" in schema:
@@ -226,8 +226,8 @@ class _Closing:
         return joined or "properties" in schema
 
     def _listed(self, schema: dict[str, Any]) -> list[str] | None:
-        """The names that a schema and those beside it list, in the order of their schemas; None: there are
-        none, or one says what others may be."""
+        """Return the names that a schema and those beside it list, in the order of their schemas; None: there
+        are none, or one says what others may be."""
         names: dict[str, None] = {}
         lists, seen, waiting = False, set[int](), [schema]
         while waiting:
@@ -251,7 +251,7 @@ class _Closing:
 
 
 def _all(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each schema in a schema, itself included."""
+    """Yield each schema in a schema, itself included."""
     waiting = [root]
     while waiting:
         schema = waiting.pop()

@@ -19,7 +19,7 @@ _LAST = 0x10FFFF
 
 
 def read_class(source: str, start: int) -> tuple[str, int]:
-    """The class whose bracket stands at `start`, for Rust, and the index behind it.
+    """Return the class whose bracket stands at `start`, for Rust, and the index behind it.
 
     Raises:
         ConstraintError: it is not closed, has a range that goes down, or an escape that means nothing.

@@ -17,17 +17,17 @@ _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
 def atoms(text: str, control: Mapping[str, int]) -> str:
-    """A text as Lark, its control tokens by their ids."""
+    """Return a text as Lark, its control tokens by their ids."""
     return " ".join(map(atom, split_control(text, control)))
 
 
 def atom(piece: str | int) -> str:
-    """A text without control tokens, or one."""
+    """Return a text without control tokens, or one."""
     return f"<[{piece}]>" if isinstance(piece, int) else lark_text(piece)
 
 
 def escaped(text: str) -> str:
-    """A text as a regular expression."""
+    """Return a text as a regular expression."""
     return "".join(f"\\x{{{ord(char):x}}}" if char in _META or not char.isalnum() else char for char in text)
 
 
@@ -47,7 +47,7 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_parameters(parameters: Sequence[Parameter], limits: ConstraintLimits) -> None:
-    """Raises ConstraintError for parameters that are too many, too long or make no sense."""
+    """Raise ConstraintError for parameters that are too many, too long or make no sense."""
     if len(parameters) > limits.max_properties:
         raise ConstraintError(f"A structure has more than {limits.max_properties} parameters.")
     for parameter in parameters:
@@ -71,7 +71,7 @@ def parameter_rules(
     limits: ConstraintLimits,
     control: Mapping[str, int],
 ) -> Iterator[str]:
-    """The rule `name` of the parameters in their order and of the structure's `end`, and what it needs."""
+    """Yield the rule `name`, of the parameters in order and the structure's `end`, and the rules in it."""
     parts = [f"{name}_{index}{'?' if one.optional else ''}" for index, one in enumerate(parameters)]
     yield f"{name}: {' '.join(parts)} {atoms(end, control)}"
     for index, parameter in enumerate(parameters):
@@ -127,7 +127,7 @@ class _Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tags_to_lark(source: str, limits: ConstraintLimits, control: Mapping[str, int]) -> str:
-    """The grammar of a CONSTRAINT_KIND_STRUCTURAL_TAG.
+    """Return the grammar of a CONSTRAINT_KIND_STRUCTURAL_TAG.
 
     Control tokens are not text: a trigger may begin with one, and `begin` and `end` may hold some.
 

@@ -78,7 +78,8 @@ class Authorizer:
         return None if roles & self._access.get(prefix, frozenset()) else _NOT_ALLOWED
 
     def deny_certificate(self, method: str, auth_context: Mapping[str, Iterable[bytes]]) -> Denial | None:
-        """The same decision from the verified certificate of the peer, where certificates give the roles."""
+        """Return the same decision from the verified certificate of the peer, where certificates give the
+        roles."""
         prefix = _prefix(method)
         if not self.by_certificate or prefix == f"/{HEALTH_SERVICE}/":
             return None

@@ -119,7 +119,7 @@ class CallCount:
         """Those that have entered and not left."""
 
     def check(self) -> None:
-        """Raises RpcError if there are as many as there may be."""
+        """Raise RpcError if there are as many as there may be."""
         if self.in_flight >= self._most:
             raise refuse(
                 common_pb2.ERROR_CODE_OVERLOADED,

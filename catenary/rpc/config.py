@@ -114,7 +114,7 @@ class RpcConfig(ListenOptions):
     model_config = settings("CATENARY_")
 
     def secrets(self) -> Secrets:
-        """The secrets from their files or the environment. Raises ConfigError for an unusable one."""
+        """Return the secrets from their files or the environment. Raises ConfigError for an unusable one."""
         found = Secrets(
             client=read_secret(self.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file"),
             engine=read_secret(self.engine_secret_file, ENGINE_SECRET_ENV, option="engine_secret_file"),
@@ -135,7 +135,7 @@ class RpcConfig(ListenOptions):
 
 
 def read_secret(file: Path | None, env: str, *, option: str) -> str | None:
-    """A secret from a file, else from an environment variable, else None.
+    """Return a secret from a file, else from an environment variable, else None.
 
     Raises:
         ConfigError: the file cannot be read, or the secret is not one line of 1..512 printable ASCII.

@@ -110,7 +110,8 @@ def refuse(
     retryable: bool = False,
     retry_after_ms: int | None = None,
 ) -> RpcError:
-    """The refusal to raise: `raise refuse(ERROR_CODE_OVERLOADED, "...", retryable=True, retry_after_ms=500)`.
+    """Return the refusal to raise: `raise refuse(ERROR_CODE_OVERLOADED, "...", retryable=True,
+    retry_after_ms=500)`.
 
     The text is for the caller; it is cut at 1000 characters because trailing metadata is limited.
     """

@@ -75,7 +75,7 @@ class MetricsServer:
 
 
 def _accept(head: bytes) -> str:
-    """The media types that a scraper takes."""
+    """Return the media types that a scraper takes."""
     found = []
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

@@ -57,7 +57,7 @@ class HealthBoard:
         return self._serving.get(service)
 
     def statuses(self) -> dict[str, bool]:
-        """All services with their state."""
+        """Return all services with their state."""
         return dict(self._serving)
 
     async def watch(self, service: str) -> AsyncIterator[bool | None]:

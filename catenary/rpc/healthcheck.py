@@ -26,7 +26,7 @@ TIMEOUT_S = 5.0
 async def check(
     target: str, service: str, *, tls: TlsFiles | None = None, timeout_s: float = TIMEOUT_S
 ) -> str:
-    """The service's status by name (SERVING, NOT_SERVING), or the gRPC status of the failed question."""
+    """Return the service's status by name (SERVING, NOT_SERVING), or the gRPC status of a failed check."""
     async with open_channel(target, secret=None, tls=tls) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:

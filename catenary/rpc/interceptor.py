@@ -32,7 +32,7 @@ CORRUPT_TEXT = "A message of the request cannot be read: it is not what the cont
 
 
 def wrap_handler(handler: Handler, around: Around) -> Handler:
-    """The same handler with each call run inside of `around(context)`.
+    """Return the same handler with each call run inside of `around(context)`.
 
     An async-generator handler is driven here and written out, instead of being handed to gRPC as a generator:
     a call that is cancelled then closes the generator at once and in its own task, so its `finally` blocks
@@ -133,7 +133,7 @@ class _Requests:
 
 
 def denial_handler(denial: Denial, trailer: tuple[tuple[str, bytes], ...] = ()) -> Handler:
-    """A handler that refuses at once: of the streaming kind, which waits for no request."""
+    """Return a handler that refuses at once: of the streaming kind, which waits for no request."""
     code, text = denial
 
     async def deny(_requests: Any, context: Context) -> None:

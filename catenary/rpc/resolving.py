@@ -96,7 +96,7 @@ class NamedAddresses:
     def __init__(
         self, addresses: Sequence[str], look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve
     ) -> None:
-        """Raises ValueError for what is not an address."""
+        """Raise ValueError for what is not an address."""
         self.literal = tuple(address for address in addresses if not is_name(address))
         self.names = tuple(address for address in addresses if is_name(address))
         self._look_up = look_up

@@ -181,7 +181,7 @@ class RpcServer:
 
     @classmethod
     def from_config(cls, config: RpcConfig, access: Mapping[str, frozenset[Role]]) -> Self:
-        """A server with a service's options."""
+        """Return a server with a service's options."""
         return cls(
             listen=config.listen,
             secrets=config.secrets(),

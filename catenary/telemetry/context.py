@@ -49,7 +49,7 @@ def current_traceparent() -> str | None:
 
 
 def current_trace_id() -> str | None:
-    """The 32 hex digits of the trace at hand, or None."""
+    """Return the 32 hex digits of the trace at hand, or None."""
     match = _TRACEPARENT.fullmatch(_traceparent.get() or "")
     return match[1] if match else None
 
@@ -67,7 +67,7 @@ def is_request_id(value: str) -> bool:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id: the prefix and 32 hex digits."""
+    """Return a fresh id: the prefix and 32 hex digits."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 

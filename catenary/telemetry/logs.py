@@ -83,7 +83,7 @@ def log_as_the_program_does() -> None:
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger with key-value events: `log.info("engine attached", engine=..., epoch=...)`."""
+    """Return a logger with key-value events: `log.info("engine attached", engine=..., epoch=...)`."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
 

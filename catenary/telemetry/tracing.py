@@ -34,7 +34,7 @@ class Tracer(Protocol):
     """Makes spans and has them exported."""
 
     def start(self, name: str, parent: str | None, *, server: bool, lasted_s: float) -> Span:
-        """A span that began `lasted_s` seconds ago. `server`: it answers another process."""
+        """Return a span that began `lasted_s` seconds ago. `server`: it answers another process."""
 
 
 _tracer: Tracer | None = None

@@ -27,7 +27,7 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """Text that this token makes certain."""
+        """Return the text that this token makes certain."""
 
     @abstractmethod
     def flush(self) -> str:
@@ -265,7 +265,7 @@ def _no_bytes(_: int) -> bytes:
 
 
 def _unfinished(data: bytes) -> bytes:
-    """The bytes at the end of `data` that begin a character without ending it."""
+    """Return the bytes at the end of `data` that begin a character without ending it."""
     decoder = _Utf8Decoder("replace")
     decoder.decode(data)
     return decoder.getstate()[0]

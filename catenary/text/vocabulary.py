@@ -27,7 +27,7 @@ class TokenizerTraits:
 
     @classmethod
     def of(cls, digest: tokenizer_pb2.TokenizerDigest) -> Self:
-        """The traits in a digest."""
+        """Return the traits in a digest."""
         return cls(
             has_chat_template=digest.has_chat_template,
             template_variables=frozenset(digest.template_variables),
@@ -95,14 +95,14 @@ class Vocabulary:
         return self._special
 
     def special_named(self, texts: Iterable[str]) -> frozenset[int]:
-        """The ids of the control tokens that read like this."""
+        """Return the ids of the control tokens that read like this."""
         ids = (self._tokenizer.token_to_id(text) for text in texts)
         return self._special.intersection(ids)
 
     def detokenizer(
         self, prompt: Sequence[int], *, shown: Container[int] = frozenset(), spaced: bool = True
     ) -> Detokenizer:
-        """A decoder for one sequence that goes on from `prompt`.
+        """Return a decoder for one sequence that goes on from `prompt`.
 
         Args:
             prompt: ids.
@@ -155,7 +155,7 @@ class Vocabulary:
         return self._decode([token_id for token_id in ids if token_id not in self._special])
 
     def _single_byte(self, token_id: int) -> bytes:
-        """The byte that a token of byte fallback stands for; empty for any other token."""
+        """Return the byte that a token of byte fallback stands for; empty for any other token."""
         return self._single_bytes.get(token_id, b"")
 
     def _find_bytes(self) -> dict[int, bytes]:

@@ -96,7 +96,7 @@ def new_ticket() -> bytes:
 
 
 def name_of(ticket: bytes) -> bytes:
-    """The public name of the ticket's offer, 16 bytes."""
+    """Return the public name of the ticket's offer, 16 bytes."""
     return hashlib.blake2b(ticket, digest_size=DIGEST_BYTES, person=_NAME).digest()
 
 
@@ -106,7 +106,7 @@ def sign(ticket: bytes, nonce: bytes, request: bytes) -> bytes:
 
 
 def equal(one: bytes, other: bytes) -> bool:
-    """Compares secrets in constant time."""
+    """Compare secrets in constant time."""
     return hmac.compare_digest(one, other)
 
 
@@ -165,7 +165,7 @@ class PendingBlocks(Protocol):
     """Blocks on their way from the device."""
 
     def wait(self, timeout_s: float) -> memoryview:
-        """The blocks' bytes, one after another. Raises TransferError."""
+        """Return the blocks' bytes, one after another. Raises TransferError."""
         ...
 
 
@@ -178,7 +178,7 @@ class BlockSource(Protocol):
         ...
 
     def find(self, name: bytes) -> Offered | None:
-        """The live offer of this public name."""
+        """Return the live offer of this public name."""
         ...
 
     def reading(self, offered: Offered) -> AbstractContextManager[None]:
@@ -186,7 +186,7 @@ class BlockSource(Protocol):
         ...
 
     def read(self, offered: Offered, first: int, count: int) -> PendingBlocks:
-        """Begins to read blocks [first, first + count) of an offer."""
+        """Begin to read blocks [first, first + count) of an offer."""
         ...
 
     def fetched(self, offered: Offered) -> None:
@@ -227,7 +227,7 @@ class Connector(ABC):
 
     @abstractmethod
     def serve(self, source: BlockSource) -> str:
-        """Begins to answer for offers. Returns the address for `KvOffer`, at most 512 characters.
+        """Begin to answer for offers. Returns the address for `KvOffer`, at most 512 characters.
 
         Raises OSError.
         """
@@ -245,7 +245,7 @@ class Connector(ABC):
 
 
 def load_connector(spec: str, builtin: dict[str, type[Connector]]) -> type[Connector]:
-    """The connector of this name, or the class that MODULE:CLASS names. Raises ValueError, one line."""
+    """Return the connector of this name, or the class at MODULE:CLASS. Raises ValueError, one line."""
     if spec in builtin:
         return builtin[spec]
     module, colon, name = spec.partition(":")

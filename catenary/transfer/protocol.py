@@ -38,7 +38,7 @@ from catenary.transfer.connector import (
 
 @contextmanager
 def transfer_errors() -> Iterator[None]:
-    """Makes a socket's errors TransferErrors."""
+    """Make a socket's errors TransferErrors."""
     try:
         yield
     except TimeoutError:
@@ -57,14 +57,14 @@ class TimedSocket:
         self.deadline = deadline
 
     def arm(self) -> None:
-        """Gives the next call what is left of the time. Raises TransferError."""
+        """Give the next call what is left of the time. Raises TransferError."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TransferError(TransferFault.TIMEOUT, "the transfer took too long")
         self.socket.settimeout(left)
 
     def send(self, data: bytes | memoryview) -> None:
-        """Sends all of it."""
+        """Send all of it."""
         view = memoryview(data)
         with transfer_errors():
             while view:
@@ -140,13 +140,13 @@ class Request:
 
 
 def new_greeting() -> tuple[bytes, bytes]:
-    """The server's first bytes, and the nonce in them."""
+    """Return the server's first bytes, and the nonce in them."""
     nonce = secrets.token_bytes(16)
     return _GREETING.pack(MAGIC, VERSION, nonce), nonce
 
 
 def read_greeting(data: bytes) -> bytes:
-    """The nonce. Raises TransferError."""
+    """Return the nonce. Raises TransferError."""
     magic, version, nonce = _GREETING.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise TransferError(TransferFault.PROTOCOL, "the peer does not speak this version of the protocol")
@@ -154,7 +154,7 @@ def read_greeting(data: bytes) -> bytes:
 
 
 def make_request(fetch: Fetch, nonce: bytes) -> bytes:
-    """The client's request for blocks, or to give the offer back."""
+    """Return the client's request for blocks, or to give the offer back."""
     kind = Kind.FETCH if fetch.count else Kind.GIVE_BACK
     body = _REQUEST.pack(
         MAGIC, kind, name_of(fetch.ticket), fetch.binding, fetch.layout, fetch.first, fetch.count
@@ -163,7 +163,7 @@ def make_request(fetch: Fetch, nonce: bytes) -> bytes:
 
 
 def read_request(data: bytes) -> Request:
-    """Raises TransferError for what is no request."""
+    """Raise TransferError for what is no request."""
     body, proof = data[: _REQUEST.size], data[_REQUEST.size :]
     magic, kind, name, binding, layout, first, count = _REQUEST.unpack(body)
     if magic != MAGIC or kind not in tuple(Kind):
@@ -172,12 +172,12 @@ def read_request(data: bytes) -> Request:
 
 
 def make_reply(status: Status, block_bytes: int = 0, count: int = 0) -> bytes:
-    """The server's reply."""
+    """Return the server's reply."""
     return _REPLY.pack(MAGIC, status, block_bytes, count)
 
 
 def check_reply(data: bytes, fetch: Fetch) -> None:
-    """Raises TransferError unless the server gives just what was asked for."""
+    """Raise TransferError unless the server gives just what was asked for."""
     magic, status, block_bytes, count = _REPLY.unpack(data)
     if magic != MAGIC or status not in tuple(Status):
         raise TransferError(TransferFault.PROTOCOL, "what came is no reply")
@@ -194,7 +194,7 @@ class ReceiveChunk(Protocol):
 
 
 def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: ReceiveChunk, put: Put) -> None:
-    """Speaks the protocol on a connection, which is the caller's to close.
+    """Speak the protocol on a connection, which is the caller's to close.
 
     Raises TransferError, and what `put` raises. What `put` gets has the right checksums.
     """

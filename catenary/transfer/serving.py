@@ -83,7 +83,7 @@ class OfferServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Shuts everything. Idempotent."""
+        """Shut everything. Idempotent."""
         with self._lock:
             self._closed = True
             connections = list(self._open)
@@ -141,7 +141,7 @@ class OfferServer:
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
-        """Tells a newcomer that all places are taken; by hanging up where a handshake is due."""
+        """Tell a newcomer that all places are taken; by hanging up where a handshake is due."""
         with suppress(OSError), connection:
             if self._wrap is not None:
                 return
@@ -198,7 +198,7 @@ class OfferServer:
         return Status.OK, offered
 
     def _send_blocks(self, sock: TimedSocket, offered: Offered, request: Request) -> None:
-        """Sends chunks, each while the device reads those after it."""
+        """Send chunks, each while the device reads those after it."""
         checksums = Checksums(offered.ticket, offered.binding, offered.layout)
         step, end, size = self._source.chunk_blocks, request.first + request.count, offered.block_bytes
         starts = range(request.first, end, step)
@@ -214,7 +214,7 @@ class OfferServer:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Ends what a thread waits for on this connection; that thread closes it."""
+    """End what a thread waits for on this connection; that thread closes it."""
     with suppress(OSError):
         # Not the method of a TLS socket: that one makes a plain socket of it first.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -92,7 +92,7 @@ class ShmConnector(Connector):
 
 
 def _check_own(directory: Path) -> None:
-    """Raises OSError if others made the directory, whose name they can guess, or may change what is in it:
+    """Raise OSError if others made the directory, whose name they can guess, or may change what is in it:
     they could take sockets away, or put their own there."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -102,7 +102,7 @@ def _check_own(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> int:
-    """Removes the sockets in the directory that nobody listens on any more. Returns how many."""
+    """Remove the sockets in the directory that nobody listens on any more. Returns how many."""
     removed = 0
     for path in directory.glob(f"*{_SUFFIX}"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:

@@ -32,7 +32,7 @@ class Certificates:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The context of a new connection. Raises OSError if the files have never done."""
+        """Return the context of a new connection. Raises OSError if the files have never done."""
         if self._paths is None:
             raise OSError("connector tls needs tls_cert, tls_key and tls_ca")
         with self._lock:
@@ -52,7 +52,7 @@ class Certificates:
 
 
 def _loaded(paths: TlsPaths, *, server: bool) -> ssl.SSLContext:
-    """Raises OSError for files that do not do, or are not there."""
+    """Raise OSError for files that do not do, or are not there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_2

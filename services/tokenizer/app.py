@@ -129,7 +129,7 @@ def _check_paths(config: TokenizerConfig) -> None:
 
 
 def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
-    """What the workers of a model get to know."""
+    """Return the setup of a model's workers."""
     return WorkerSetup(
         files,
         max_rendered_chars=config.max_rendered_chars,
@@ -144,7 +144,7 @@ def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
 
 
 async def with_small_chats(pool: TaskPool, setup: WorkerSetup, config: TokenizerConfig) -> TaskPool:
-    """`pool` behind what does without workers."""
+    """Return `pool` with small chats rendered in this process, where the model's template allows it."""
     if not config.small_chat_bytes:
         return pool
     renderer = await asyncio.to_thread(renderer_of_small_chats, setup, config.small_chat_bytes)
@@ -154,7 +154,7 @@ async def with_small_chats(pool: TaskPool, setup: WorkerSetup, config: Tokenizer
 def make_servicer(
     config: TokenizerConfig, files: ModelFiles, pool: TaskPool, ready: WorkerReady, calls: CallCount
 ) -> TokenizerServicer:
-    """The service's answers, of what `pool` does. `calls` are those of its server."""
+    """Return the gRPC servicer over `pool`. `calls` are those of its server."""
     return TokenizerServicer(
         config,
         TaskRunner(config, pool),

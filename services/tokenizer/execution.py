@@ -68,7 +68,7 @@ class TaskPool(Protocol):
     """Does tasks. `WorkerPool` is one."""
 
     async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
-        """The answer to `task`, whose texts have `size` bytes, within this time or the pool's own.
+        """Return the answer to `task`, whose texts have `size` bytes, within this time or the pool's own.
 
         Raises PoolFull, TaskTimeout or TaskCrashed.
         """
@@ -82,7 +82,7 @@ class TaskRunner:
         self._pool = pool
 
     async def tokens(self, kind: str, sized: SizedTask) -> TokenLists:
-        """The answer to a task that gives token ids."""
+        """Return the answer to a task that gives token ids."""
         answer = await self._run(kind, sized)
         if not isinstance(answer, TokenLists):
             raise _internal()
@@ -90,15 +90,15 @@ class TaskRunner:
         return answer
 
     async def text(self, kind: str, sized: SizedTask) -> str:
-        """Text of a task that gives one."""
+        """Return the text of a task that gives one."""
         answer = await self._run(kind, sized)
         if not isinstance(answer, Text):
             raise _internal()
         return answer.text
 
     async def attempt(self, kind: str, sized: SizedTask) -> Answer:
-        """The worker's answer, Refused too, and counted. Raises RpcError if there was no room or the task met
-        a defect, and TaskTimeout or TaskCrashed."""
+        """Return the worker's answer, Refused too, and count it. Raises RpcError if there was no room or the
+        task met a defect, and TaskTimeout or TaskCrashed."""
         started = time.monotonic()
         outcome = "cancelled"
         try:
@@ -137,7 +137,7 @@ class TaskRunner:
         return answer
 
     def overloaded(self) -> RpcError:
-        """The refusal of a task that there is no room for."""
+        """Return the refusal of a task for which there is no room."""
         limits = self._config
         return refuse(
             common_pb2.ERROR_CODE_OVERLOADED,
@@ -202,8 +202,8 @@ class SmallChats:
 
 
 def renderer_of_small_chats(setup: WorkerSetup, max_bytes: int) -> Renderer | None:
-    """What renders chats of up to so many bytes as a worker of this setup would; None if that may take long,
-    or there is none to render."""
+    """Return a renderer of chats of up to so many bytes, equal to a worker's with this setup. None if such a
+    chat may take long, or the model has no chat template."""
     try:
         renderer = Renderer(
             setup.files,
@@ -232,7 +232,7 @@ def _is_small(task: ChatTask) -> bool:
 
 
 def _hard_chats(size: int) -> Iterator[list[ChatTurn]]:
-    """Of `size` bytes each: one word, characters that are rare, short words in as many messages as may be."""
+    """Yield chats of `size` bytes: one word, rare characters, short words in as many messages as possible."""
     yield [ChatTurn("user", "x" * size)]
     yield [ChatTurn("user", "".join(chr(0x4E00 + 37 * index % 20_000) for index in range(size // 3)))]
     roles = ("user", "assistant")
@@ -241,7 +241,7 @@ def _hard_chats(size: int) -> Iterator[list[ChatTurn]]:
 
 
 def _seconds(renderer: Renderer, turns: list[ChatTurn]) -> float:
-    """Least processor time of some tries."""
+    """Return the least processor time of several tries."""
     spent = []
     for _ in range(_TRIES):
         began = time.thread_time()
@@ -276,7 +276,7 @@ class ConstraintVerdicts:
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()
 
     async def check(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
-        """Raises RpcError: INVALID_ARGUMENT or UNSUPPORTED, with the request's `param`, if the constraint
+        """Raise RpcError: INVALID_ARGUMENT or UNSUPPORTED, with the request's `param`, if the constraint
         cannot be honoured; OVERLOADED if there was no place for it in time."""
         constraint, param = request.constraint, request.param or _DEFAULT_PARAM
         self._check_shape(constraint, param)
@@ -304,7 +304,7 @@ class ConstraintVerdicts:
             )
 
     async def _judge(self, constraint: common_pb2.Constraint, param: str, tenant: str) -> _Verdict:
-        """Retried once on a crash: a worker may die of something else."""
+        """Check a constraint. After a crash try once more: a worker may die of another cause."""
         task = ConstraintTask(constraint.kind, constraint.source, param, constraint.closed_objects)
         sized = SizedTask(task, len(constraint.source), tenant, self._config.constraint_timeout_s, param)
         try:

@@ -16,7 +16,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_turn(index: int, message: tokenizer_pb2.ChatMessage) -> ChatTurn:
-    """Message `index` of a chat. Raises RpcError."""
+    """Return message `index` of a chat. Raises RpcError."""
     where = f"messages[{index}]"
     if message.role not in ROLES:
         raise _invalid(f"A role must be one of: {', '.join(ROLES)}.", f"{where}.role")
@@ -43,14 +43,14 @@ def read_turn(index: int, message: tokenizer_pb2.ChatMessage) -> ChatTurn:
 
 
 def texts_of(turn: ChatTurn) -> Iterator[str]:
-    """All texts of a message."""
+    """Yield all texts of a message."""
     yield from filter(None, (turn.content, turn.name, turn.tool_call_id, turn.reasoning))
     for call in turn.tool_calls:
         yield from (call.id, call.name, call.arguments)
 
 
 def read_options(chat: tokenizer_pb2.ChatInput) -> ChatOptions:
-    """What a chat asks for besides its messages. Raises RpcError."""
+    """Return the options of a chat. Raises RpcError."""
     goes_on = chat.continue_final_message
     generate = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not goes_on
     if generate and goes_on:
@@ -95,7 +95,7 @@ class RequestReader:
         self._model = config.model_name
 
     def check_model(self, name: str) -> None:
-        """Empty means the only model."""
+        """Refuse a model that is not served. Empty means the only one."""
         if name not in ("", self._model):
             raise refuse(
                 common_pb2.ERROR_CODE_MODEL_NOT_FOUND,
@@ -104,7 +104,7 @@ class RequestReader:
             )
 
     def render(self, request: tokenizer_pb2.RenderRequest) -> SizedTask:
-        """A chat, a completion or pairs."""
+        """Read a request to render a chat, a completion or pairs."""
         self.check_model(request.model)
         limits = _prompt_limits(request)
         match request.WhichOneof("input"):
@@ -118,14 +118,14 @@ class RequestReader:
                 raise _invalid("A chat, a completion or pairs are required.", "input")
 
     def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> SizedTask:
-        """A plain text."""
+        """Read a request to tokenize a plain text."""
         self.check_model(request.model)
         size = self._check_size([request.text], "text")
         add_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         return SizedTask(TokenizeTask(request.text, add_special), size, _tenant(request), param="text")
 
     def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> SizedTask:
-        """Token ids."""
+        """Read a request to detokenize ids."""
         self.check_model(request.model)
         _check_count(len(request.token_ids), self._config.max_token_ids, "token ids", "tokens")
         task = DetokenizeTask(list(request.token_ids), request.skip_special_tokens)
@@ -170,7 +170,7 @@ class RequestReader:
         return SizedTask(PairTask(pairs, limits), size, tenant, param="pairs")
 
     def _check_size(self, texts: Iterable[str], param: str, given: int = 0) -> int:
-        """UTF-8 bytes of the texts, which with `given` others of the request are not too many."""
+        """Return the UTF-8 bytes of the texts. Raises RpcError if they and `given` others are too many."""
         size = sum(len(text.encode()) for text in texts)
         if given + size > self._config.max_text_bytes:
             raise _invalid(
@@ -183,12 +183,12 @@ class RequestReader:
 def _tenant(
     request: tokenizer_pb2.RenderRequest | tokenizer_pb2.TokenizeRequest | tokenizer_pb2.DetokenizeRequest,
 ) -> str:
-    """Whose a request is. Raises RpcError."""
+    """Return the tenant of a request. Raises RpcError."""
     return checked_tenant(request.tenant)
 
 
 def checked_tenant(tenant: str) -> str:
-    """A tenant's name that is not too long. Raises RpcError."""
+    """Return a tenant's name that is not too long. Raises RpcError."""
     if len(tenant) > MAX_TENANT:
         raise _invalid(f"A tenant's name has at most {MAX_TENANT} characters.", "tenant")
     return tenant

@@ -63,7 +63,7 @@ class RenderStreams:
     async def serve(
         self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]
     ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
-        """One stream, to its end. Raises RpcError for what breaks the contract."""
+        """Yield the answers of one stream, to its end. Raises RpcError for what breaks the contract."""
         if self._draining:
             # It was let in before the drain, and begins only now.
             return

@@ -6,7 +6,7 @@ that some tokenizers have, a megabyte of `<` would take minutes. A trie shares t
 
 A mark is one private-use character, drawn per request among those that no text of the request contains. A
 caller cannot forge it, and a template cannot cut it in two. The spelling stays readable between its marks, so
-a template's own logic (`content.split('</think>')`) goes on working.
+a template's own logic (`content.split('</think>')`) keeps working.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Node:
 
 
 def literal_pattern(literals: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the leftmost literal, and of those the longest; without any, nothing."""
+    """Return a pattern that finds the leftmost literal, and of those the longest; without any, nothing."""
     root = _Node()
     for literal in literals:
         node = root
@@ -56,7 +56,7 @@ def _expression(character: str, node: _Node) -> str:
 
 
 class AddedToken(Protocol):
-    """What the tokenizers library tells about an added token."""
+    """An added token as the tokenizers library describes it."""
 
     @property
     def content(self) -> str: ...
@@ -98,7 +98,7 @@ class ControlTokens:
         )
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Where `text` spells control tokens, leftmost and longest first; rising, without overlap.
+        """Return where `text` spells control tokens, leftmost and longest first; rising, without overlap.
 
         The whole text is one span if it spells one only after normalization, where positions are lost.
         """
@@ -110,12 +110,12 @@ class ControlTokens:
         return spans
 
     def leading(self, text: str) -> int:
-        """Length of the control token that `text` begins with, else 0."""
+        """Return the length of the control token that `text` begins with, else 0."""
         match = self._pattern.match(text)
         return match.end() if match else 0
 
     def trailing(self, text: str) -> int:
-        """Length of the longest control token that `text` ends with, else 0."""
+        """Return the length of the longest control token that `text` ends with, else 0."""
         return next((length for length in self._lengths if text[-length:] in self._spellings), 0)
 
     @staticmethod
@@ -153,7 +153,7 @@ class Markers:
 
     @classmethod
     def draw(cls, texts: Sequence[str]) -> Markers:
-        """Two marks that occur in none of `texts`. Raises RenderRefused if none are left."""
+        """Return two marks that occur in none of `texts`. Raises RenderRefused if none are left."""
         used: set[str] = set().union(*map(set, texts))
         free = [mark for mark in map(chr, _PRIVATE_USE) if mark not in used]
         random.SystemRandom().shuffle(free)
@@ -165,7 +165,7 @@ class Markers:
         return cls(start, end)
 
     def wrap(self, text: str, spans: Sequence[tuple[int, int]]) -> str:
-        """`text` with marks around each span; the spans rise and do not overlap."""
+        """Return `text` with marks around each span; the spans rise and do not overlap."""
         parts: list[str] = []
         position = 0
         for first, last in spans:
@@ -174,17 +174,17 @@ class Markers:
         return "".join((*parts, text[position:]))
 
     def strip(self, text: str) -> str:
-        """`text` without marks."""
+        """Return `text` without marks."""
         return self._pattern().sub("", text)
 
     def split(
         self, text: str, *, leading: Callable[[str], int], trailing: Callable[[str], int]
     ) -> Iterator[Piece]:
-        """The pieces of a rendered prompt, in order, none of them empty.
+        """Yield the pieces of a rendered prompt, in order, none of them empty.
 
-        A template may have cut between two marks. What stands beside a mark that lost its partner is plain as
-        far as it still spells a token: `leading` and `trailing` give the length of such a spelling at the
-        start and at the end of a text.
+        A template may have cut between two marks. Text next to a mark that lost its partner is plain as far
+        as it still spells a token: `leading` and `trailing` give the length of such a spelling at the start
+        and at the end of a text.
         """
         parts = self._pattern().split(text)
         marks = [
@@ -210,5 +210,5 @@ class Markers:
 
 
 def _escaped(mark: str) -> str:
-    """As Python's repr and JSON both write it."""
+    """Return `text` as Python's repr and JSON both write it."""
     return f"\\u{ord(mark):04x}"

@@ -32,7 +32,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """What is read of a tokenizer.json."""
+    """The fields of a tokenizer.json that are read here."""
 
     model: _Model
     normalizer: dict[str, Any] | None = None
@@ -48,16 +48,14 @@ class TokenBound:
     dropped: bytes
 
     def least_tokens(self, normalized: str) -> int:
-        """How many tokens a normalized text has at the least."""
+        """Return a lower bound of the tokens of a normalized text."""
         counted = len(normalized.encode().translate(None, self.dropped))
         return -(-counted // self.longest)
 
 
 def token_bound(tokenizer_json: bytes) -> TokenBound | None:
-    """The bound of a tokenizer, or None where no such number holds.
-
-    That is where the tokenizer drops text, or where one token for the unknown may stand for any length of it.
-    """
+    """Return the bound of a tokenizer, or None where no such number holds: where the tokenizer drops text, or
+    where one token for the unknown may stand for any length of it."""
     try:
         file = msgspec.json.decode(tokenizer_json, type=TokenizerFile)
     except msgspec.MsgspecError:
@@ -83,7 +81,7 @@ def token_bound(tokenizer_json: bytes) -> TokenBound | None:
 
 
 def vocab_of(vocab: Any) -> Iterator[str]:
-    """BPE and WordPiece hold a map from token to id, Unigram a list of (token, score)."""
+    """Yield the tokens. BPE and WordPiece hold a map from token to id, Unigram a list of (token, score)."""
     if isinstance(vocab, dict):
         yield from vocab
     elif isinstance(vocab, list):
@@ -91,7 +89,7 @@ def vocab_of(vocab: Any) -> Iterator[str]:
 
 
 def _missing_bytes(vocab: set[str]) -> bytes:
-    """Bytes without a token of their own: byte-level BPE leaves them out in silence."""
+    """Return the bytes without a token of their own: byte-level BPE leaves them out in silence."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {byte: chr(byte) for byte in printable}
@@ -100,7 +98,7 @@ def _missing_bytes(vocab: set[str]) -> bytes:
 
 
 def steps(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
-    """The parts of a normalizer or pre-tokenizer, `key` naming those of a sequence of them."""
+    """Yield the parts of a normalizer or pre-tokenizer, `key` naming those of a sequence of them."""
     if component is None:
         return
     if component.get("type") == "Sequence":
@@ -166,7 +164,7 @@ class TextCutter:
         self._cuts_tails = self._cuts and not prepends and not _strips(file)
 
     def head(self, text: str, count: int) -> str:
-        """The beginning of `text`, or all of it, whose tokens are at least `count`, the first of those of the
+        """Return the beginning of `text`, or all of it, whose tokens are at least `count`, the first of the
         text."""
         size = max(_LEAST, _PACE * count)
         while self._cuts and size < len(text):
@@ -179,8 +177,7 @@ class TextCutter:
         return text
 
     def tail(self, text: str, count: int) -> str:
-        """The end of `text`, or all of it, whose tokens are at least `count`, the last of those of the
-        text."""
+        """Return the end of `text`, or all of it, whose tokens are at least `count`, the last of the text."""
         size = max(_LEAST, _PACE * count)
         while self._cuts_tails and size < len(text):
             cut = next(self._cuts_before(text, len(text) - size), None)

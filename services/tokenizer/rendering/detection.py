@@ -88,7 +88,7 @@ Render = Callable[[ChatInputs], str]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a template writes for the probes. Empty: it refuses them, or shows nothing of them."""
+    """The output of a template for the probes. Empty: the template refuses them, or shows nothing of them."""
 
     call: str
     """From the end of the question to the call's result."""
@@ -103,7 +103,7 @@ class Written:
 
 
 def detect_style(render: Render) -> MessageStyle:
-    """The style in which a template shows the probes' call, or at least takes it.
+    """Return the style in which a template shows the probes' call, or at least takes it.
 
     Raises SecurityError if a plain question breaks the sandbox already."""
     styles = list(_styles(MessageStyle(parts=_wants_parts(render))))
@@ -121,7 +121,7 @@ def detect_style(render: Render) -> MessageStyle:
 
 
 def written(render: Render, style: MessageStyle, variables: frozenset[str]) -> Written:
-    """What a template of this style writes for the probes. `variables`: those that it reads."""
+    """Return the output of a template of this style for the probes. `variables`: those that it reads."""
     call = next(filter(None, (_shown_call(render, style, *how) for how in _dialogues())), "")
     plain = _render(render, [_USER], style, tools=True)
     begin = (plain or "").rpartition(_QUESTION)[2].rstrip()
@@ -151,7 +151,7 @@ def written(render: Render, style: MessageStyle, variables: frozenset[str]) -> W
 
 
 def _dialogues() -> Iterator[tuple[Sequence[ChatTurn], bool]]:
-    """Dialogues with a call, and whether tools come with them: templates refuse some, and show others."""
+    """Yield dialogues with a call, and whether tools come along: templates refuse some, and show others."""
     yield from product((_CALLING, _CALLING[:2]), (True, False))
 
 
@@ -163,7 +163,7 @@ def _styles(style: MessageStyle) -> Iterator[MessageStyle]:
 def _showing_style(
     render: Render, styles: Sequence[MessageStyle], turns: Sequence[ChatTurn], tools: bool
 ) -> MessageStyle | None:
-    """The first style in which the call is shown, best as what it is."""
+    """Return the first style in which the call is shown, best as what it is."""
     found = None
     for style in styles:
         shown = _shown_call(render, style, turns, tools)
@@ -179,7 +179,7 @@ def _takes(render: Render, style: MessageStyle, turns: Sequence[ChatTurn], tools
 
 
 def _shown_call(render: Render, style: MessageStyle, turns: Sequence[ChatTurn], tools: bool) -> str:
-    """What is written between the question and the result, if the call is in it."""
+    """Return the text between the question and the result, if the call is in it."""
     shown = (_render(render, turns, style, tools=tools) or "").partition(_RESULT)[0]
     turn = shown.rpartition(_QUESTION)[2]
     return turn if VALUE in turn and (NAME in turn or CALL_ID in turn) else ""
@@ -211,7 +211,8 @@ def _takes_any_arguments(render: Render, style: MessageStyle) -> bool:
 
 
 def _wants_parts(render: Render) -> bool:
-    """Templates of multimodal models walk a list of parts, and would show nothing of a plain string."""
+    """Return whether the template walks a list of parts, as those of multimodal models do: a plain string
+    would not be shown."""
     broken: SecurityError | None = None
     refused = False
     for parts in (False, True):
@@ -241,8 +242,8 @@ def _render(
     tools: bool,
     variables: dict[str, Any] | None = None,
 ) -> str | None:
-    """What the template writes; None if it refuses, as one may that demands a dialogue of a certain shape, or
-    breaks the sandbox in a part that other dialogues do not reach."""
+    """Return the output of the template. None if it refuses, as one may that demands a dialogue of a certain
+    shape, or breaks the sandbox in a part that other dialogues do not reach."""
     try:
         return render(_inputs(turns, style, tools=tools, variables=variables))
     except Exception:
@@ -271,7 +272,7 @@ class Parsers:
     """JSON that describes them better than the names, unless an operator named any."""
 
     def chosen(self, tool: str | None, reasoning: str | None) -> Parsers:
-        """The same with what an operator says instead: a name, or `none`."""
+        """Return the same with what an operator says instead: a name, or `none`."""
         return Parsers(
             _named(tool, self.tool),
             _named(reasoning, self.reasoning),
@@ -427,7 +428,7 @@ _KIMI_TURN = "<|im_middle|>"
 
 
 def detect_parsers(templates: Sequence[tuple[Written, frozenset[str]]]) -> Parsers:
-    """The parsers for a model with these templates: what each writes, and the variables that it reads.
+    """Return the parsers for a model with these templates: what each writes, and the variables that it reads.
 
     Of calls the first one says, of thoughts all."""
     if not templates:

@@ -103,7 +103,8 @@ def _advice(directory: Path) -> str:
 
 
 def _own_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The newest place wins, as in transformers: files of their own, then the configurations."""
+    """Return the templates by name. The newest place wins, as in transformers: files of their own, then the
+    configurations."""
     files = {DEFAULT_TEMPLATE: directory / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     if len(files) > MAX_NAMED_TEMPLATES:
@@ -115,7 +116,7 @@ def _own_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _templates_in(value: Any) -> dict[str, str]:
-    """A configuration holds one template, or a list of named ones."""
+    """Return the templates of a configuration, which holds one, or a list of named ones."""
     if isinstance(value, str):
         return {DEFAULT_TEMPLATE: value}
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
@@ -151,7 +152,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one if there is no such file."""
+    """Return a JSON object, or an empty one if there is no such file."""
     if not path.exists():
         return {}
     try:

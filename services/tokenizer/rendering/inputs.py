@@ -37,7 +37,7 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """What a chat asks for besides its messages. Fields of JSON text are empty where there is nothing."""
+    """The options of a chat, without its messages. Fields of JSON text are empty where there is nothing."""
 
     add_generation_prompt: bool = True
     # The prompt ends inside of the last message.
@@ -62,7 +62,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     first_tokens: int | None = None
 
     def kept(self, count: int) -> int:
-        """Tokens that are left of `count`."""
+        """Return how many of `count` tokens are left."""
         return count if self.truncate_to is None else min(count, self.truncate_to)
 
 
@@ -74,7 +74,7 @@ class JsonLimits(msgspec.Struct, frozen=True):
 
 
 def read_json(text: str, *, param: str, limits: JsonLimits) -> Any:
-    """The value of a JSON text: strict, so without NaN and lone surrogates. Raises RenderRefused."""
+    """Return the value of a JSON text: strict, so without NaN and lone surrogates. Raises RenderRefused."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -84,7 +84,8 @@ def read_json(text: str, *, param: str, limits: JsonLimits) -> Any:
 
 
 def json_or_none(text: str, *, param: str, limits: JsonLimits) -> Any:
-    """As `read_json`, but None for what is not valid JSON. Raises RenderRefused for what is beyond limits."""
+    """Read JSON as `read_json` does, but return None for invalid JSON. Raises RenderRefused beyond the
+    limits."""
     try:
         value = msgspec.json.decode(text)
     except RecursionError:
@@ -110,7 +111,7 @@ def _too_deep(param: str, limits: JsonLimits) -> RenderRefused:
 
 
 def read_objects(text: str, *, param: str, limits: JsonLimits) -> list[dict[str, Any]]:
-    """An array of objects. Raises RenderRefused."""
+    """Return an array of objects. Raises RenderRefused."""
     value = read_json(text, param=param, limits=limits)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RenderRefused(f"Invalid '{param}': it must be an array of objects.", param=param)
@@ -118,7 +119,7 @@ def read_objects(text: str, *, param: str, limits: JsonLimits) -> list[dict[str,
 
 
 def read_object(text: str, *, param: str, limits: JsonLimits) -> dict[str, Any]:
-    """An object. Raises RenderRefused."""
+    """Return an object. Raises RenderRefused."""
     value = read_json(text, param=param, limits=limits)
     if not isinstance(value, dict):
         raise RenderRefused(f"Invalid '{param}': it must be an object.", param=param)
@@ -126,7 +127,7 @@ def read_object(text: str, *, param: str, limits: JsonLimits) -> dict[str, Any]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every text in plain data, names of fields included: a template may show those too."""
+    """Yield every text in plain data, names of fields included: a template may show those too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -139,7 +140,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Plain data with every text changed."""
+    """Return plain data with every text changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -193,12 +194,12 @@ class ChatInputs:
     variables: dict[str, Any]
 
     def strings(self) -> Iterator[str]:
-        """Every text that a caller wrote, and some of ours."""
+        """Yield every text that a caller wrote, and some of ours."""
         for part in (self.messages, self.tools, self.documents, self.variables):
             yield from strings(part)
 
     def map(self, change: Callable[[str], str]) -> ChatInputs:
-        """The same with every text changed, but for the names of variables."""
+        """Return a copy with every text changed, but for the names of variables."""
         return ChatInputs(
             map_strings(self.messages, change),
             map_strings(self.tools, change),
@@ -207,14 +208,14 @@ class ChatInputs:
         )
 
     def with_messages(self, messages: list[dict[str, Any]]) -> ChatInputs:
-        """The same with other messages."""
+        """Return a copy with other messages."""
         return replace(self, messages=messages)
 
 
 def read_inputs(
     turns: Sequence[ChatTurn], options: ChatOptions, style: MessageStyle, limits: JsonLimits
 ) -> ChatInputs:
-    """A request's parts as plain data. Raises RenderRefused for JSON that is none or has another form."""
+    """Return a request's parts as plain data. Raises RenderRefused for malformed JSON, or another form."""
     tools, documents, variables = options.tools, options.documents, options.variables
     return ChatInputs(
         messages_of(turns, style, limits),
@@ -225,8 +226,8 @@ def read_inputs(
 
 
 def messages_of(turns: Sequence[ChatTurn], style: MessageStyle, limits: JsonLimits) -> list[dict[str, Any]]:
-    """The messages of a chat, in the form and order that a template shows. Raises RenderRefused for arguments
-    beyond the limits."""
+    """Return the messages of a chat, in the form and order that a template shows. Raises RenderRefused for
+    arguments beyond the limits."""
     given = (_Given(turn, place) for place, turn in enumerate(turns))
     parts = (part for each in given for part in _apart(each, style))
     return [_message(each, style, limits) for each in (_one_by_one(parts) if style.one_call else parts)]
@@ -251,7 +252,7 @@ def _apart(given: _Given, style: MessageStyle) -> Iterator[_Given]:
 
 
 def _one_by_one(messages: Iterable[_Given]) -> Iterator[_Given]:
-    """Each call in a message of its own, with the results that answer it behind it."""
+    """Yield each call in a message of its own, with the results that answer it behind it."""
     calls: _Given | None = None
     results: list[_Given] = []
     for given in messages:
@@ -317,10 +318,12 @@ def _message(given: _Given, style: MessageStyle, limits: JsonLimits) -> dict[str
 
 
 def _arguments(text: str, style: MessageStyle, param: str, limits: JsonLimits) -> str | dict[str, Any]:
-    """A call's arguments as a template takes them: any text does, since a model's answer may have been cut.
+    """Return a call's arguments as a template takes them.
 
-    What is no JSON object is the text itself or, in a template that walks an object, the one value of
-    INVALID_ARGUMENTS. Empty arguments and `null` are an empty object."""
+    Any text does, since a model's answer may have been cut. Text that is no JSON object stays text or, in a
+    template that walks an object, becomes the one value of INVALID_ARGUMENTS. Empty arguments and `null` are
+    an empty object.
+    """
     if not text.strip():
         return "{}" if style.text_arguments else {}
     value = json_or_none(text, param=param, limits=limits)

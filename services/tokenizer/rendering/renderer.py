@@ -34,14 +34,14 @@ _TAG_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """`text`: what the last message says. `tag` cannot be guessed; its last character is a space."""
+    """`text`: that of the last message. `tag` cannot be guessed; its last character is a space."""
 
     text: str
     tag: str
 
     @classmethod
     def of(cls, messages: list[dict[str, Any]]) -> Self:
-        """Of messages as a template gets them. Raises RenderRefused if the last one has no content."""
+        """Continue the last of a template's messages. Raises RenderRefused if that one has no content."""
         content = messages[-1].get("content")
         text = content[-1]["text"] if isinstance(content, list) and content else content
         if not isinstance(text, str):
@@ -49,14 +49,15 @@ class Continuation:
         return cls(text, f"CONTINUE{secrets.token_hex(_TAG_BYTES)} ")
 
     def tagged(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with the tag behind the last one's text."""
+        """Return the messages with the tag behind the last one's text."""
         *before, last = messages
         text = self.text + self.tag
         content = [{**last["content"][-1], "text": text}] if isinstance(last["content"], list) else text
         return [*before, {**last, "content": content}]
 
     def cut(self, prompt: str) -> str:
-        """The rendered prompt up to where its last message is gone on with. Raises RenderRefused."""
+        """Return the rendered prompt up to the place at which its last message is continued. Raises
+        RenderRefused."""
         place = prompt.rfind(self.tag.strip())
         if place < 0 or self.text.strip() not in prompt:
             raise RenderRefused(
@@ -133,7 +134,7 @@ class Renderer:
     def chat(
         self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
     ) -> RenderedChat:
-        """A chat's prompt. What a caller wrote never becomes a control token.
+        """Return a chat's prompt. What a caller wrote never becomes a control token.
 
         Raises RenderRefused.
         """
@@ -146,8 +147,8 @@ class Renderer:
     def simple_chat(
         self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
     ) -> RenderedChat | None:
-        """As `chat`, in time that is bounded by the chat's length; None for one that may take longer, since
-        its template is not simple or it spells a control token."""
+        """Render a chat as `chat` does, in time that is bounded by the chat's length. None for one that may
+        take longer: its template is not simple, or it spells a control token."""
         template = self._templates.choose(options.chat_template, has_tools=bool(options.tools))
         if not template.is_simple:
             return None
@@ -185,7 +186,8 @@ class Renderer:
     def completion(
         self, prompts: Sequence[str], *, add_special_tokens: bool, limits: PromptLimits = _NO_LIMITS
     ) -> list[list[int]]:
-        """Token ids of each prompt, in order, each at least one. Spelled control tokens become themselves.
+        """Return the token ids of each prompt, in order, each at least one. Spelled control tokens become
+        themselves.
 
         Raises RenderRefused.
         """
@@ -200,14 +202,14 @@ class Renderer:
         return answer
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`, perhaps none. Raises RenderRefused."""
+        """Return the token ids of `text`, perhaps none. Raises RenderRefused."""
         self._refuse_early(text, param="text", limits=_NO_LIMITS)
         ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
         self._check_count(len(ids), param="text", limits=_NO_LIMITS)
         return ids
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of `ids`. Raises RenderRefused for an id that the tokenizer does not have."""
+        """Return the text of `ids`. Raises RenderRefused for an id that the tokenizer does not have."""
         highest = self.vocabulary.max_id
         if any(not 0 <= index <= highest for index in ids):
             raise RenderRefused(f"Token ids must be between 0 and {highest}.", param="tokens")
@@ -222,7 +224,7 @@ class Renderer:
         return inputs.map(lambda text: markers.wrap(text, spans(text)))
 
     def _part(self, text: str, limits: PromptLimits) -> str:
-        """`text`, or what matters of it."""
+        """Return `text`, or the part of it that matters."""
         if limits.first_tokens is not None:
             return self.vocabulary.cutter.head(text, limits.first_tokens)
         if limits.truncate_to is not None:
@@ -230,7 +232,7 @@ class Renderer:
         return text
 
     def refuse_slow(self, text: str, *, param: str) -> None:
-        """Raises RenderRefused for a text that cannot be tokenized within the limit of time."""
+        """Raise RenderRefused for a text that cannot be tokenized within the limit of time."""
         limit = self._max_seconds
         if limit is not None and (seconds := self.vocabulary.seconds(text)) > limit:
             raise RenderRefused(
@@ -332,8 +334,8 @@ class PairRenderer:
         return self._renderer.has_chat_template or self._renderer.vocabulary.separates_pairs
 
     def render(self, pairs: Sequence[TextPair], limits: PromptLimits) -> list[RenderedPair]:
-        """The prompt of each pair, in order. Of one that is too long its second text is cut at the end, where
-        `limits` says so.
+        """Return the prompt of each pair, in order. Of one that is too long its second text is cut at the
+        end, where `limits` says so.
 
         Raises RenderRefused.
         """

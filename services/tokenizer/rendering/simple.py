@@ -114,13 +114,13 @@ def _is_short(walked: nodes.Node) -> bool:
 
 
 def _is_modest(argument: nodes.Pair | nodes.Keyword) -> bool:
-    """No indent of a million blanks."""
+    """Return whether a filter's argument is small: an indent of a million blanks is not."""
     value = argument.value
     return isinstance(value, nodes.Const) and not (type(value.value) is int and value.value > _WIDEST_INDENT)
 
 
 def _given(parsed: nodes.Template) -> Iterator[tuple[Any, nodes.Node]]:
-    """Each target with what it is given, by an assignment or by a loop."""
+    """Yield each target with its value, given by an assignment or by a loop."""
     for assigned in parsed.find_all(nodes.Assign):
         yield from ((target, assigned.node) for target in _targets(assigned.target))
     for loop in parsed.find_all(nodes.For):
@@ -134,7 +134,7 @@ def _targets(target: nodes.Node) -> list[Any]:
 
 
 def _grown_names(given: list[tuple[Any, nodes.Node]]) -> set[str]:
-    """Names of what may be longer than what it was made of."""
+    """Return the names of values that may be longer than what they were made of."""
     grown: set[str] = set()
     while True:
         more = {

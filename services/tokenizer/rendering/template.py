@@ -95,13 +95,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Of all that changes something, `append` and `pop` of a list that is not too long are allowed:
-        templates keep ids in queues, and what they are given belongs to one rendering."""
+        """Allow `append` and `pop` of a list that is not too long, and nothing else that changes a value:
+        templates keep ids in queues, and their values belong to one rendering."""
         grows = type(obj) is list and attr in _LIST_METHODS and len(obj) < _MAX_LIST
         return grows or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Raises SecurityError for a product of more than a million items or a hundred thousand bits."""
+        """Raise SecurityError for a product of more than a million items or a hundred thousand bits."""
         if operator == "*":
             items, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int) and isinstance(items, str | list | tuple):
@@ -119,7 +119,7 @@ def _check_size(size: int, most: int) -> None:
 
 
 def sandbox() -> Sandbox:
-    """A fresh environment with the globals and filters that chat templates use."""
+    """Return a fresh environment with the globals and filters that chat templates use."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -213,12 +213,13 @@ _TESTS, _FILTERS = frozenset({"defined", "undefined", "none"}), frozenset({"defa
 
 
 def names_read(parsed: nodes.Template) -> frozenset[str]:
-    """Names that the template looks up outside of itself."""
+    """Return the names that the template looks up outside of itself."""
     return frozenset(meta.find_undeclared_variables(parsed))
 
 
 def settable_variables(parsed: nodes.Template, taken: Container[str]) -> frozenset[str]:
-    """Names that the template reads and nobody but a request gives; `taken` are further ones that are given.
+    """Return the names that the template reads and that only a request can give; `taken` are further ones
+    that are given.
 
     A name that the template sets itself is one only if it asks whether it was given: jinja counts as read
     what is set in a branch and used after it.
@@ -232,7 +233,7 @@ def settable_variables(parsed: nodes.Template, taken: Container[str]) -> frozens
 
 
 def _asked(parsed: nodes.Template) -> Iterator[str]:
-    """Names of which the template asks whether they are defined, or for which it has a default."""
+    """Yield the names of which the template asks whether they are defined, or for which it has a default."""
     for kind, names in ((nodes.Test, _TESTS), (nodes.Filter, _FILTERS)):
         for node in parsed.find_all(kind):
             if node.name in names and isinstance(node.node, nodes.Name):
@@ -294,11 +295,11 @@ class ChatTemplate:
             raise BadTemplate(f"is not valid: {one_line(str(error))}") from None
 
     def written(self) -> Written:
-        """What it writes for small dialogues of ours, by which its model's formats are known."""
+        """The output for small dialogues of ours, by which its model's formats are known."""
         return written(lambda inputs: self._run(inputs, True), self.style, self.variables)
 
     def render(self, inputs: ChatInputs, *, add_generation_prompt: bool) -> str:
-        """The prompt text. Raises RenderRefused: in the template's own words, if it has any."""
+        """Return the prompt text. Raises RenderRefused: in the template's own words, if it has any."""
         unknown = sorted(inputs.variables.keys() - self.variables)
         if unknown:
             raise RenderRefused(
@@ -370,7 +371,7 @@ def _param(name: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` on one line of moderate length."""
+    """Return `text` on one line of moderate length."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEMPLATE_MESSAGE else line[: MAX_TEMPLATE_MESSAGE - 3] + "..."
 
@@ -407,13 +408,13 @@ class Templates:
         return template is not None and template.reads_tools
 
     def detect_parsers(self) -> Parsers:
-        """The parsers that the model's answers need, as far as its templates tell."""
+        """Return the parsers that the model's answers need, as far as its templates tell."""
         names = (TOOLS_TEMPLATE, DEFAULT_TEMPLATE, *sorted(self._own))
         own = [self._own[name] for name in dict.fromkeys(names) if name in self._own]
         return detect_parsers([(template.written(), template.variables) for template in own])
 
     def choose(self, asked: str | None, *, has_tools: bool) -> ChatTemplate:
-        """The template for a chat that brings tools or none. Raises RenderRefused.
+        """Return the template for a chat that brings tools or none. Raises RenderRefused.
 
         Args:
             asked: name of one of the model's own, or Jinja source; None: the model's for such a chat.

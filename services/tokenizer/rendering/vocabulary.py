@@ -54,7 +54,7 @@ class Vocabulary:
         """Whether it puts something around and between the texts of a pair."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of `text`; spelled control tokens become themselves.
+        """Return the ids of `text`; spelled control tokens become themselves.
 
         A text that begins with the BOS does not get a second one.
         """
@@ -67,7 +67,8 @@ class Vocabulary:
         return [self._bos, *ids] if wanted else ids[1:]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
-        """Ids of two texts as the tokenizer puts them together, and the index of the second one's first.
+        """Return the ids of two texts as the tokenizer puts them together, and the index of the second one's
+        first.
 
         It is 0 where the tokenizer gives both texts one type. Spelled control tokens become themselves.
         """
@@ -76,12 +77,12 @@ class Vocabulary:
         return list(encoding.ids), types.index(1) if 1 in types else 0
 
     def without_last(self, text: str, count: int) -> str:
-        """`text` cut where its last `count` tokens begin; empty if it has no more."""
+        """Return `text` cut where its last `count` tokens begin; empty if it has no more."""
         offsets: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[len(offsets) - count - 1][1]] if count < len(offsets) else ""
 
     def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
-        """Ids of a prompt in pieces: no added token arises from a plain one.
+        """Return the ids of a prompt in pieces: no added token arises from a plain one.
 
         Raises RenderRefused if the model's vocabulary leaves no other way to write a plain piece.
         """
@@ -98,26 +99,27 @@ class Vocabulary:
         return ids
 
     def framed(self, ids: list[int], text: str) -> list[int]:
-        """`ids` of `text`, with what `encode` puts around a text when it adds special tokens."""
+        """Return `ids` of `text`, with the tokens that `encode` puts around a text when it adds special
+        tokens."""
         before = self._before[1:] if self._file_adds_bos else self._before
         if self._bos is not None and self._adds_bos and not text.startswith(self._bos_text):
             before = [self._bos, *before]
         return [*before, *ids, *self._after]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of `ids`, each in 0..max_id."""
+        """Return the text of `ids`, each in 0..max_id."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `text` certainly has at least; 0 where nothing is certain."""
+        """Return a lower bound of the tokens of `text`; 0 where nothing is certain."""
         if self._bound is None:
             return 0
         normalizer = self._tokenizer.normalizer
         return self._bound.least_tokens(text if normalizer is None else normalizer.normalize_str(text))
 
     def seconds(self, text: str) -> float:
-        """Processor time that it takes to tokenize `text`, by what samples of it take; 0 for one that is not
-        long."""
+        """Return the processor time that tokenizing `text` takes, estimated by samples of it; 0 for a short
+        text."""
         if len(text) < _LONG_CHARS:
             return 0.0
         starts = (0, (len(text) - _SAMPLE_CHARS) // 2, len(text) - _SAMPLE_CHARS)
@@ -140,7 +142,7 @@ class Vocabulary:
         )
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What the file's post-processor puts before and after a text."""
+        """Return the ids that the file's post-processor puts before and after a text."""
         whole: list[int] = self._tokenizer.encode("x").ids
         bare = self._whole("x")
         starts = range(len(whole) - len(bare) + 1)
@@ -158,11 +160,11 @@ class Vocabulary:
         return ids
 
     def _pipeline(self, text: str) -> list[int]:
-        """The tokenizer without its added tokens."""
+        """Return the tokenizer without its added tokens."""
         return [token.id for word in self._words(text) for token in self._tokenizer.model.tokenize(word)]
 
     def _words(self, text: str) -> list[str]:
-        """What the pre-tokenizer makes of the normalized text."""
+        """Return the words that the pre-tokenizer makes of the normalized text."""
         normalizer, pre_tokenizer = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         if normalizer is not None:
             text = normalizer.normalize_str(text)

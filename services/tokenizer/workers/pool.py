@@ -56,7 +56,7 @@ class Turns(Generic[W]):
     """Two lanes, one of long tasks. In each, tenants take turns, and a tenant's tasks keep their order.
 
     `most` tasks wait, of `most_bytes` together. Where there are more, the tenant that has most of them loses
-    its last one: whoever fills the queue leaves room for others.
+    its last one: a tenant that fills the queue leaves room for others.
     """
 
     def __init__(self, *, most: int, most_bytes: int) -> None:
@@ -93,7 +93,7 @@ class Turns(Generic[W]):
         return None
 
     def remove(self, waiting: Waiting[W]) -> None:
-        """A task waits no longer."""
+        """Remove a task that waits."""
         lane = self._lanes[waiting.long]
         row = lane[waiting.tenant]
         row.remove(waiting)
@@ -186,7 +186,7 @@ class WorkerProcess:
         return worker, greeting
 
     async def run(self, task: Task) -> Answer:
-        """The worker's answer. Raises WorkerLost."""
+        """Return the worker's answer. Raises WorkerLost."""
         try:
             await self._frames.send(framed(task))
             answer: Answer = self._answers.decode(await self._frames.receive())
@@ -208,7 +208,7 @@ class WorkerProcess:
         await self._process.wait()
 
     async def _end_status(self) -> int:
-        """The exit status of a process whose link is closed; one that does not end of itself is killed."""
+        """Return the exit status of a process whose link is closed. Kills one that does not end by itself."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
         await asyncio.shield(self.kill())
@@ -306,7 +306,8 @@ class WorkerPool:
         return starts[0].result()
 
     async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
-        """The answer to `task`, whose texts have `size` bytes. `timeout_s`: other than that of the limits.
+        """Return the answer to `task`, whose texts have `size` bytes. `timeout_s`: in place of the limits'
+        one.
 
         Raises PoolFull, TaskTimeout or TaskCrashed. If cancelled, the task's place or worker is freed.
         """
@@ -387,13 +388,13 @@ class WorkerPool:
             waiting.what.set_result(worker)
 
     def _free(self, worker: WorkerProcess) -> None:
-        """A worker has done its task."""
+        """Take a worker back that has done its task."""
         self._busy_long.discard(worker)
         self._idle.append(worker)
         self._hand_out()
 
     async def _abandon(self, worker: WorkerProcess, running: asyncio.Task[Answer], *, grace_s: float) -> None:
-        """Free a worker from a task that nobody waits for any more."""
+        """Free a worker from a task whose caller is gone."""
         done, _ = await asyncio.wait({running}, timeout=grace_s)
         if not done:
             await worker.kill()
@@ -438,7 +439,7 @@ class WorkerPool:
 
 
 def _start_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first cause, as one line."""
+    """Return the first cause, as one line."""
     cause = failures.exceptions[0]
     if isinstance(cause, TimeoutError):
         return ModelFilesError("a worker did not load the model's files in time")

@@ -38,8 +38,8 @@ from services.tokenizer.workers.messages import (
 class ConstraintChecker:
     """Compiles constraints against one model's vocabulary.
 
-    A limit of time is for who runs the process: it must be killed, as what is compiled cannot be interrupted.
-    The vocabulary, which takes up to seconds, is therefore read at once.
+    The caller limits the time, by killing the process: a compilation cannot be interrupted. The vocabulary,
+    which takes up to seconds, is therefore read at once.
     """
 
     def __init__(self, tokenizer_json: bytes, *, memory_bytes: int) -> None:
@@ -48,7 +48,7 @@ class ConstraintChecker:
         self._vocabulary = _read(tokenizer_json)
 
     def check(self, kind: int, source: str, param: str, *, closed: bool = False) -> None:
-        """Raises RenderRefused with `param`: INVALID_ARGUMENT, or UNSUPPORTED whatever the constraint."""
+        """Raise RenderRefused with `param`: INVALID_ARGUMENT, or UNSUPPORTED whatever the constraint."""
         if self._vocabulary is None:
             message = "The output of this model cannot be constrained."
             raise RenderRefused(message, param=param, code=RefusalCode.UNSUPPORTED)
@@ -64,7 +64,7 @@ class ConstraintChecker:
 
 
 def _read(tokenizer_json: bytes) -> tuple[LLTokenizer, dict[str, int]] | None:
-    """None: a tokenizer whose tokens are no bytes of text, such as BERT's."""
+    """Return the vocabulary; None for a tokenizer whose tokens are no bytes of text, such as BERT's."""
     try:
         tokenizer = LLTokenizer(tokenizer_json.decode())
         return tokenizer, control_tokens(tokenizer_json, tokenizer)
@@ -101,7 +101,7 @@ class TaskTools:
 
     @property
     def ready(self) -> WorkerReady:
-        """What was found in the files."""
+        """The facts that were found in the files."""
         return WorkerReady(
             special_token_ids=list(self._renderer.vocabulary.special_ids),
             max_token_id=self._renderer.vocabulary.max_id,
@@ -113,7 +113,7 @@ class TaskTools:
         )
 
     def answer(self, task: Task) -> Answer:
-        """What comes of a task; a defect is an answer too."""
+        """Do a task; a defect is an answer too."""
         return answer_of(lambda: self._perform(task))
 
     def _perform(self, task: Task) -> Answer:
@@ -140,7 +140,7 @@ class TaskTools:
 
 
 def answer_of(work: Callable[[], A]) -> A | Refused | Broken:
-    """What `work` returns, or how it failed."""
+    """Return the answer of `work`, or how it failed."""
     try:
         return work()
     except RenderRefused as refused:
