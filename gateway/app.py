@@ -148,7 +148,7 @@ class GatewayApp:
         cross_origin = CrossOrigin(config.cors_allow_origins)
         self._stored.use(self._limited(app), batch_endpoints(self.routers))
         self._server = HttpServer(
-            guarded(app, config, self._metrics.observe_http, self._limited, cross_origin),
+            guarded(app, self.routers, config, self._metrics.observe_http, self._limited, cross_origin),
             host=config.host,
             port=config.port,
             limits=HttpLimits(

@@ -19,7 +19,7 @@ from gateway.errors import ApiError, internal
 from gateway.http.answers import error_response
 from gateway.http.context import Observer, RequestContext
 from gateway.ignored import IgnoredFieldsLayer
-from gateway.routing import DescribedRoute, DirectRoutes, Routes
+from gateway.routing import Access, DescribedRoute, DirectRoutes, Routes, paths_with
 
 _VERSION = "/v1"
 # Between two paths as short as these, a lower likeness is chance: /v1/messages and /v1/models have 0.64.
@@ -42,6 +42,7 @@ def routed(routers: Sequence[Routes], *, lenient: bool = False) -> ASGIApp:
 
 def guarded(
     app: ASGIApp,
+    routers: Sequence[Routes],
     config: GatewayConfig,
     observe: Observer,
     limit: Callable[[ASGIApp], ASGIApp],
@@ -52,6 +53,7 @@ def guarded(
 
     Args:
         app: the routes.
+        routers: the same, for what they say about access.
         config: the gateway's options.
         observe: is told of each request, as RequestContext says.
         limit: puts the limits of keys in front of an application.
@@ -59,9 +61,9 @@ def guarded(
     """
     keys = read_keys((*config.api_key, *config.operator_key), config.api_key_file)
     # Headers that it refuses are refused before a key's limits count the request.
-    behind: ASGIApp = AccessGate(
-        limit(app), keys, ApiKeys(config.operator_key), metrics_public=config.metrics_public
-    )
+    scraped = (Access.SCRAPE,) if config.metrics_public else ()
+    open_paths = paths_with(routers, Access.PROBE, Access.OPEN, *scraped)
+    behind: ASGIApp = AccessGate(limit(app), keys, ApiKeys(config.operator_key), open_paths=open_paths)
     behind = cross_origin.gate(behind, keyed=bool(keys))
     hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
     return RequestContext(
@@ -70,6 +72,8 @@ def guarded(
         observe=observe,
         stall_s=config.stalled_client_s,
         answer_fields=cross_origin.fields,
+        probed=paths_with(routers, Access.PROBE),
+        unlogged=paths_with(routers, Access.PROBE, Access.SCRAPE),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from catenary.config import ConfigError
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError, bad_request
 from gateway.http.answers import send_error
-from gateway.http.context import HEALTH_PATHS
 
 # Thousands of keys; a larger file was named by mistake.
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -172,12 +171,14 @@ class AccessGate:
 
     It looks at the very path that the router sees, never at one rebuilt from the Host header."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, *, metrics_public: bool) -> None:
-        """`operators`: keys that may ask for the class system."""
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, *, open_paths: Collection[str]
+    ) -> None:
+        """`operators`: keys that may ask for the class system. `open_paths`: paths that need no key."""
         self._app = app
         self._keys = keys
         self._operators = operators
-        self._open = HEALTH_PATHS | {"/"} | ({"/metrics"} if metrics_public else frozenset())
+        self._open = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -209,9 +209,7 @@ _FAILURES = {
 
 def document(routers: Iterable[Routes], version: str) -> dict[str, Any]:
     """The OpenAPI document of the routes that describe themselves."""
-    routes = [
-        (route, route.described) for router in routers for route in router.all if route.described is not None
-    ]
+    routes = [(route, route.operation) for router in routers for route in router.all if route.described]
     components = _components([described for _, described in routes])
     paths: dict[str, dict[str, Any]] = {}
     for route, described in routes:

@@ -6,8 +6,9 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,58 +32,79 @@ ASKS = (*READS, 404, 504)
 """Those of routes that ask a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A route's operation.
+class Access(Enum):
+    """Who may ask a route.
 
-    Fields:
-        summary: one line.
-        answers: for each status of success, and of failure without the envelope: the msgspec type that is
-            written, a tuple of types of which one is, or None for an answer without a body.
-        bodies: the models as one of which a JSON body is read.
-        further: a model and the names of those of its fields that a body has besides its own.
-        form: the type of a multipart/form-data body instead.
-        event: the type or types of an event's data, where the answer may be a stream.
-        media_type: of the answers.
-        query: parameters in the URL.
-        fails: statuses of errors besides those of ALWAYS.
-        limited: whether engines compute something for it, so that it counts against its key's limits.
-    """
+    KEY: clients with a key, if the gateway has keys. OPEN: all clients. PROBE: all clients, under any host
+    name, and no log line tells of it: for routes that tell nothing but a state. SCRAPE: as KEY, or OPEN with
+    the option metrics_public; no log line either."""
 
-    summary: str
-    answers: Mapping[int, Any]
-    bodies: Sequence[type[RequestModel]]
-    further: tuple[type[RequestModel], Collection[str]] | None
+    KEY = auto()
+    OPEN = auto()
+    PROBE = auto()
+    SCRAPE = auto()
+
+
+class Told(TypedDict, total=False):
+    """Fields of Operation that have a default."""
+
+    further: tuple[type[RequestModel], Collection[str]]
     form: Any
     event: Any
     media_type: str
     query: Sequence[Parameter]
     fails: Iterable[int]
+    also: Mapping[int, Any]
     limited: bool
+    access: Access
+    aliases: Sequence[str]
 
 
-def operation(
-    summary: str,
-    answer: Any,
-    *bodies: type[RequestModel],
-    further: tuple[type[RequestModel], Collection[str]] | None = None,
-    form: Any = None,
-    event: Any = None,
-    media_type: str = JSON,
-    query: Sequence[Parameter] = (),
-    fails: Iterable[int] = (),
-    also: Mapping[int, Any] | None = None,
-    limited: bool | None = None,
-) -> Operation:
-    """Describe a route.
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """All that is to be said about a route: the document, the gates and batches go by it.
 
-    `answer`: the type of a 200; `also`: those of further statuses that have no error envelope. The others are
-    fields of Operation. Raises ValueError if a route asks a model and does not say whether it is limited.
+    Raises ValueError if a route asks a model and does not say whether it is limited.
+
+    Fields:
+        summary: one line.
+        answer: the msgspec type of a 200, a tuple of types of which one is written, or None for an answer
+            without a body.
+        bodies: the models as one of which a JSON body is read.
+        further: a model, and the names of those of its fields that a body has in addition to its own.
+        form: the type of a multipart/form-data body instead.
+        event: the type or types of an event's data, where the answer may be a stream.
+        media_type: of the answers.
+        query: parameters in the URL.
+        fails: statuses of errors in addition to those of ALWAYS.
+        also: types, as of `answer`, of further statuses that have no error envelope.
+        limited: whether engines compute something for it, so that it counts against its key's limits.
+        access: which clients may ask.
+        aliases: further methods that answer alike, and are left out of the document.
     """
-    if limited is None and set(ASKS) <= set(fails):
-        raise ValueError(f"{summary}: say whether it counts against the limits of keys (limited=)")
-    answers = {200: answer, **(also or {})}
-    return Operation(summary, answers, bodies, further, form, event, media_type, query, fails, bool(limited))
+
+    summary: str
+    answer: Any
+    bodies: Sequence[type[RequestModel]] = ()
+    further: tuple[type[RequestModel], Collection[str]] | None = None
+    form: Any = None
+    event: Any = None
+    media_type: str = JSON
+    query: Sequence[Parameter] = ()
+    fails: Iterable[int] = ()
+    also: Mapping[int, Any] = field(default_factory=dict)
+    limited: bool | None = None
+    access: Access = Access.KEY
+    aliases: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.limited is None and set(ASKS) <= set(self.fails):
+            raise ValueError(f"{self.summary}: say whether it counts against the limits of keys (limited=)")
+
+    @property
+    def answers(self) -> Mapping[int, Any]:
+        """The types of all statuses without the error envelope."""
+        return {200: self.answer, **self.also}
 
 
 Handler = Callable[..., Awaitable[Response | None]]
@@ -101,17 +123,20 @@ class DescribedRoute(Route):
         method: str,
         path: str,
         handler: Handler,
-        described: Operation | None,
+        operation: Operation,
         ids: Mapping[str, str],
+        described_method: str,
     ) -> None:
-        """Make one. `described` None: it is left out of the document. `ids`: see Routes."""
+        """`described_method`: the one that the document has of the path. `ids`: see Routes."""
         super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
         # Starlette's `$` also stands before a line break at the end: /v1/models%0A is not /v1/models.
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         # Starlette lets HEAD follow GET.
         self.methods = {method}
         self.method = method
-        self.described = described
+        self.operation = operation
+        self.described = method == described_method
+        """Whether the document has it."""
         self._ids = ids
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -128,33 +153,35 @@ class DescribedRoute(Route):
         )
 
 
+Paths = str | Sequence[str]
+
+
 class Routes:
-    """The routes of one file, in their order."""
+    """The routes of one group, in their order, each declared by a decorator.
+
+    It takes the path, or the paths that answer alike, and the fields of Operation."""
 
     def __init__(self, ids: Mapping[str, str] | None = None) -> None:
         """`ids`: parameters of the paths that are ids of stored objects, each with how such ids begin."""
         self.all: list[DescribedRoute] = []
         self._ids = dict(ids or {})
 
-    def get(self, path: str, described: Operation | None) -> Callable[[H], H]:
-        """A decorator."""
-        return self._add("GET", path, described)
+    def get(self, paths: Paths, summary: str, answer: Any, **told: Unpack[Told]) -> Callable[[H], H]:
+        return self._add("GET", paths, Operation(summary, answer, **told))
 
-    def head(self, path: str, described: Operation | None) -> Callable[[H], H]:
-        """A decorator."""
-        return self._add("HEAD", path, described)
+    def post(
+        self, paths: Paths, summary: str, answer: Any, *bodies: type[RequestModel], **told: Unpack[Told]
+    ) -> Callable[[H], H]:
+        return self._add("POST", paths, Operation(summary, answer, bodies, **told))
 
-    def post(self, path: str, described: Operation | None) -> Callable[[H], H]:
-        """A decorator."""
-        return self._add("POST", path, described)
+    def delete(self, paths: Paths, summary: str, answer: Any, **told: Unpack[Told]) -> Callable[[H], H]:
+        return self._add("DELETE", paths, Operation(summary, answer, **told))
 
-    def delete(self, path: str, described: Operation | None) -> Callable[[H], H]:
-        """A decorator."""
-        return self._add("DELETE", path, described)
-
-    def _add(self, method: str, path: str, described: Operation | None) -> Callable[[H], H]:
+    def _add(self, method: str, paths: Paths, described: Operation) -> Callable[[H], H]:
         def add(handler: H) -> H:
-            self.all.append(DescribedRoute(method, path, handler, described, self._ids))
+            for path in (paths,) if isinstance(paths, str) else paths:
+                for each in (method, *described.aliases):
+                    self.all.append(DescribedRoute(each, path, handler, described, self._ids, method))
             return handler
 
         return add
@@ -163,7 +190,14 @@ class Routes:
 def limited_paths(routers: Iterable[Routes]) -> tuple[str, ...]:
     """Return the paths of the routes whose requests count against the limits of keys, in their order."""
     routes = (route for router in routers for route in router.all)
-    return tuple(route.path for route in routes if route.described is not None and route.described.limited)
+    return tuple(route.path for route in routes if route.described and route.operation.limited)
+
+
+def paths_with(routers: Iterable[Routes], *access: Access) -> frozenset[str]:
+    """Return the paths of the routes with one of these kinds of access."""
+    return frozenset(
+        route.path for router in routers for route in router.all if route.operation.access in access
+    )
 
 
 def batch_endpoints(routers: Iterable[Routes]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -23,9 +23,6 @@ from gateway.ignored import ignored_header
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-HEALTH_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
-"""They tell nothing but a state, and probes go by address: they answer without a key and to any host name."""
-_UNLOGGED = HEALTH_PATHS | {"/metrics"}
 OTHER = "other"
 CLIENT_GONE = 499
 """Counted as the status of a request whose client hung up before there was one."""
@@ -47,6 +44,8 @@ class RequestContext:
         observe: Observer,
         stall_s: float,
         answer_fields: Callable[[Headers], Fields] = lambda _: (),
+        probed: Collection[str] = (),
+        unlogged: Collection[str] = (),
     ) -> None:
         """Wrap `app`.
 
@@ -55,11 +54,15 @@ class RequestContext:
             allowed_hosts: names that are answered; None: localhost and IP addresses; with "*": any.
             observe: is told of each request when it is over.
             stall_s: seconds that a client may leave its answer unread before it is dropped.
-            answer_fields: headers, by a request's, that its answer has besides its own.
+            answer_fields: headers, by a request's, that its answer has in addition to its own.
+            probed: paths that are answered under any host name, since probes go by address.
+            unlogged: paths of which no log line and no span tells.
         """
         self._app = app
         self._answer_fields = answer_fields
         self._observe = observe
+        self._probed = frozenset(probed)
+        self._unlogged = frozenset(unlogged)
         self._stall_s = stall_s
         self._names = None if allowed_hosts is None else frozenset(name.lower() for name in allowed_hosts)
 
@@ -72,7 +75,7 @@ class RequestContext:
         fields = ((REQUEST_ID.encode(), own_id.encode()), *self._answer_fields(headers))
         answer = _Answer(scope, send, fields, self._stall_s)
         parent = headers.get("traceparent")
-        hidden = scope["path"] in _UNLOGGED
+        hidden = scope["path"] in self._unlogged
         span = unrecorded(parent) if hidden else start_span("request", parent, server=True)
         with bind_request(own_id, span.traceparent):
             try:
@@ -101,7 +104,7 @@ class RequestContext:
         if len(hosts) > 1 or (hosts and not (match := _HOST.fullmatch(hosts[0]))):
             return bad_request("The Host header is not valid.", code="invalid_host")
         name = match[1].lower() if hosts and match else ""
-        if scope["path"] not in HEALTH_PATHS and not self._host_allowed(name):
+        if scope["path"] not in self._probed and not self._host_allowed(name):
             return ApiError(
                 403,
                 "This server does not answer under that host name; see its option allowed-hosts.",
@@ -126,7 +129,7 @@ class RequestContext:
         method = scope["method"] if scope["method"] in _METHODS else OTHER
         self._observe(route, method, status, seconds)
         # Probes and scrapes come every few seconds and say nothing.
-        level = logging.DEBUG if route in _UNLOGGED else logging.INFO
+        level = logging.DEBUG if route in self._unlogged else logging.INFO
         _log.log(level, "request", method=method, route=route, status=status, seconds=round(seconds, 4))
         span.end(
             {

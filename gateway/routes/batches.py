@@ -13,7 +13,7 @@ from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, BatchPage, BatchRe
 from gateway.batches.service import BatchService
 from gateway.http.answers import Call, Deleted, json_response, page_of
 from gateway.http.query import Choice, Integer, Text, query_of
-from gateway.routing import READS, STORED, Routes, operation
+from gateway.routing import READS, STORED, Routes
 
 _AFTER_BATCH = Text("after", "Id of the batch after which the list begins.")
 _BATCH_LIMIT = Integer("limit", 20, 1, 100)
@@ -25,14 +25,11 @@ def batch_routes(service: BatchService) -> Routes:
     router = Routes(ids={"batch_id": BATCH_ID})
     batches = service.batches
 
-    @router.post(
-        "/v1/batches",
-        operation("Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED)),
-    )
+    @router.post("/v1/batches", "Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED))
     async def create(call: Call) -> None:
         await service.create(call)
 
-    @router.get("/v1/batches", operation("List the batches", BatchPage, query=_BATCH_LIST, fails=STORED))
+    @router.get("/v1/batches", "List the batches", BatchPage, query=_BATCH_LIST, fails=STORED)
     async def list_batches(request: Request) -> Response:
         query = query_of(request, _BATCH_LIST)
         limit = _BATCH_LIMIT.of(query)
@@ -40,12 +37,12 @@ def batch_routes(service: BatchService) -> Routes:
         found = await batches.listed(owner, limit=limit + 1, after=_AFTER_BATCH.of(query))
         return json_response(page_of(found, limit))
 
-    @router.get("/v1/batches/{batch_id}", operation("Describe a batch", Batch, fails=STORED))
+    @router.get("/v1/batches/{batch_id}", "Describe a batch", Batch, fails=STORED)
     async def retrieve(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.get(caller_of(request.scope).owner, batch_id))
 
-    @router.post("/v1/batches/{batch_id}/cancel", operation("End a batch", Batch, fails=STORED))
+    @router.post("/v1/batches/{batch_id}/cancel", "End a batch", Batch, fails=STORED)
     async def cancel(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.cancel(caller_of(request.scope).owner, batch_id))
@@ -66,14 +63,11 @@ def file_routes(service: BatchService) -> Routes:
     router = Routes(ids={"file_id": FILE_ID})
     files = service.files
 
-    @router.post(
-        "/v1/files",
-        operation("Upload a file of requests", FileObject, form=UploadForm, fails=(*READS, 507)),
-    )
+    @router.post("/v1/files", "Upload a file of requests", FileObject, form=UploadForm, fails=(*READS, 507))
     async def upload(call: Call) -> None:
         await service.upload(call)
 
-    @router.get("/v1/files", operation("List the files", FilePage, query=_FILE_LIST, fails=STORED))
+    @router.get("/v1/files", "List the files", FilePage, query=_FILE_LIST, fails=STORED)
     async def list_files(request: Request) -> Response:
         query = query_of(request, _FILE_LIST)
         limit = _FILE_LIMIT.of(query)
@@ -86,15 +80,12 @@ def file_routes(service: BatchService) -> Routes:
         )
         return json_response(page_of(found, limit))
 
-    @router.get("/v1/files/{file_id}", operation("Describe a file", FileObject, fails=STORED))
+    @router.get("/v1/files/{file_id}", "Describe a file", FileObject, fails=STORED)
     async def retrieve(request: Request, file_id: str) -> Response:
         query_of(request, ())
         return json_response(await files.get(caller_of(request.scope).owner, file_id))
 
-    @router.get(
-        "/v1/files/{file_id}/content",
-        operation("Read a file", bytes, media_type=_BYTES, fails=STORED),
-    )
+    @router.get("/v1/files/{file_id}/content", "Read a file", bytes, media_type=_BYTES, fails=STORED)
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
         file = await files.get(caller_of(request.scope).owner, file_id)
@@ -103,7 +94,7 @@ def file_routes(service: BatchService) -> Routes:
         headers = {"x-content-type-options": "nosniff"}
         return StreamingResponse(_whole(files, file), media_type=_BYTES, headers=headers)
 
-    @router.delete("/v1/files/{file_id}", operation("Forget a file", Deleted, fails=(*STORED, 409)))
+    @router.delete("/v1/files/{file_id}", "Forget a file", Deleted, fails=(*STORED, 409))
     async def delete(request: Request, file_id: str) -> Response:
         query_of(request, ())
         await files.delete(caller_of(request.scope).owner, file_id)

@@ -19,8 +19,8 @@ from gateway.generation.prompts import PromptService, RenderedRequest, Tokens, T
 from gateway.generation.requests import ActiveRequest
 from gateway.generation.service import GenerationService, answer
 from gateway.http.answers import Call, send_json
-from gateway.routing import ASKS, Operation, Routes, operation
-from gateway.schemas.base import RequestLimits
+from gateway.routing import ASKS, Paths, Routes
+from gateway.schemas.base import RequestLimits, RequestModel
 from gateway.schemas.chat import ChatRequest, TokenizeChatRequest
 from gateway.schemas.completion import (
     DEFAULT_MAX_TOKENS,
@@ -53,14 +53,12 @@ def chat_completion_routes(service: GenerationService) -> Routes:
 
     @router.post(
         "/v1/chat/completions",
-        operation(
-            "Go on with a chat",
-            ChatCompletion,
-            ChatRequest,
-            event=(ChatChunk, ErrorEnvelope),
-            fails=ASKS,
-            limited=True,
-        ),
+        "Go on with a chat",
+        ChatCompletion,
+        ChatRequest,
+        event=(ChatChunk, ErrorEnvelope),
+        fails=ASKS,
+        limited=True,
     )
     async def chat_completions(call: Call) -> None:
         async with requests.active(call) as request:
@@ -117,14 +115,12 @@ def completion_routes(service: GenerationService) -> Routes:
 
     @router.post(
         "/v1/completions",
-        operation(
-            "Go on with a text",
-            Completion,
-            CompletionRequest,
-            event=(Completion, ErrorEnvelope),
-            fails=ASKS,
-            limited=True,
-        ),
+        "Go on with a text",
+        Completion,
+        CompletionRequest,
+        event=(Completion, ErrorEnvelope),
+        fails=ASKS,
+        limited=True,
     )
     async def completions(call: Call) -> None:
         async with requests.active(call) as request:
@@ -156,49 +152,40 @@ def tokenize_routes(service: GenerationService, prompts: PromptService) -> Route
         return rendered_requests(await service.plan(prepared, request))
 
     def add(
-        path: str, handler: Callable[[ActiveRequest, dict[str, Any]], Awaitable[Any]], described: Operation
+        paths: Paths,
+        answer: Callable[[ActiveRequest, dict[str, Any]], Awaitable[Any]],
+        summary: str,
+        written: Any,
+        *bodies: type[RequestModel],
     ) -> None:
-        @router.post(path, described)
+        @router.post(paths, summary, written, *bodies, fails=ASKS, limited=False)
         async def route(call: Call) -> None:
             async with requests.active(call) as request:
-                value = await handler(request, await request.body())
+                value = await answer(request, await request.body())
                 # A million ids take long to write, and others wait for the loop.
                 await send_json(call.send, await asyncio.to_thread(msgspec.json.encode, value))
 
-    for prefix in ("", "/v1"):
-        add(
-            f"{prefix}/tokenize",
-            tokenize,
-            operation(
-                "Text or a chat to token ids",
-                Tokens,
-                TokenizeRequest,
-                TokenizeChatRequest,
-                fails=ASKS,
-                limited=False,
-            ),
-        )
-        add(
-            f"{prefix}/detokenize",
-            detokenize,
-            operation("Token ids to text", TokensText, DetokenizeRequest, fails=ASKS, limited=False),
-        )
+    add(
+        ("/tokenize", "/v1/tokenize"),
+        tokenize,
+        "Text or a chat to token ids",
+        Tokens,
+        TokenizeRequest,
+        TokenizeChatRequest,
+    )
+    add(("/detokenize", "/v1/detokenize"), detokenize, "Token ids to text", TokensText, DetokenizeRequest)
     add(
         "/v1/chat/completions/render",
         render_chat,
-        operation(
-            "The token ids that a chat becomes", RenderedRequest, ChatRequest, fails=ASKS, limited=False
-        ),
+        "The token ids that a chat becomes",
+        RenderedRequest,
+        ChatRequest,
     )
     add(
         "/v1/completions/render",
         render_completion,
-        operation(
-            "The token ids that each prompt becomes",
-            list[RenderedRequest],
-            CompletionRequest,
-            fails=ASKS,
-            limited=False,
-        ),
+        "The token ids that each prompt becomes",
+        list[RenderedRequest],
+        CompletionRequest,
     )
     return router

@@ -38,7 +38,7 @@ from gateway.pooling.answers import (
 )
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, vector_width
-from gateway.routing import ASKS, Routes, operation
+from gateway.routing import ASKS, Routes
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.pooling import (
     ChatClassifyRequest,
@@ -94,14 +94,12 @@ def embedding_routes(service: PoolingService) -> Routes:
 
     @router.post(
         "/v1/embeddings",
-        operation(
-            "Turn texts into vectors",
-            EmbeddingList,
-            EmbeddingRequest,
-            ChatEmbeddingRequest,
-            fails=ASKS,
-            limited=True,
-        ),
+        "Turn texts into vectors",
+        EmbeddingList,
+        EmbeddingRequest,
+        ChatEmbeddingRequest,
+        fails=ASKS,
+        limited=True,
     )
     async def embeddings(call: Call) -> None:
         async with requests.active(call) as request:
@@ -144,7 +142,9 @@ def _pooled(fields: PoolingFields, pooled: Pooled) -> PooledList:
 def pooling_routes(service: PoolingService) -> Routes:
     """Return the routes."""
     router, requests = Routes(), service.requests
-    described = operation(
+
+    @router.post(
+        ("/pooling", "/v1/pooling"),
         "Run texts through a model that does not generate",
         PooledList,
         PoolingRequest,
@@ -152,9 +152,6 @@ def pooling_routes(service: PoolingService) -> Routes:
         fails=ASKS,
         limited=True,
     )
-
-    @router.post("/pooling", described)
-    @router.post("/v1/pooling", described)
     async def pooling(call: Call) -> None:
         async with requests.active(call) as request:
             fields = read_pooling(await request.body(), requests.limits)
@@ -193,12 +190,16 @@ def _classified(index: int, numbers: tuple[float, ...], labels: Sequence[str]) -
 def classify_routes(service: PoolingService) -> Routes:
     """Return the routes."""
     router, requests = Routes(), service.requests
-    described = operation(
-        "Classify texts", ClassifiedList, ClassifyRequest, ChatClassifyRequest, fails=ASKS, limited=True
-    )
 
-    @router.post("/classify", described)
-    @router.post("/v1/classify", described)
+    @router.post(
+        ("/classify", "/v1/classify"),
+        "Classify texts",
+        ClassifiedList,
+        ClassifyRequest,
+        ChatClassifyRequest,
+        fails=ASKS,
+        limited=True,
+    )
     async def classify(call: Call) -> None:
         async with requests.active(call) as request:
             fields = read_classify(await request.body(), requests.limits)
@@ -249,19 +250,17 @@ def rerank_routes(service: PoolingService) -> Routes:
     """Return the routes."""
     router, requests = Routes(), service.requests
     summary = "Sort documents by how well they answer a query"
-    described = operation(summary, Ranking, RerankRequest, fails=ASKS, limited=True)
 
     async def serve(call: Call, *, cohere: bool) -> None:
         async with requests.active(call) as request:
             fields = read_rerank(await request.body(), requests.limits)
             await answer_rerank(service, request, fields, cohere=cohere)
 
-    @router.post("/rerank", described)
-    @router.post("/v1/rerank", described)
+    @router.post(("/rerank", "/v1/rerank"), summary, Ranking, RerankRequest, fails=ASKS, limited=True)
     async def rerank(call: Call) -> None:
         await serve(call, cohere=False)
 
-    @router.post("/v2/rerank", operation(summary, CohereRanking, RerankRequest, fails=ASKS, limited=True))
+    @router.post("/v2/rerank", summary, CohereRanking, RerankRequest, fails=ASKS, limited=True)
     async def rerank_v2(call: Call) -> None:
         await serve(call, cohere=True)
 
@@ -291,12 +290,15 @@ def _scores(pooled: Pooled) -> ScoreList:
 def score_routes(service: PoolingService) -> Routes:
     """Return the routes."""
     router, requests = Routes(), service.requests
-    described = operation(
-        "Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS, limited=True
-    )
 
-    @router.post("/score", described)
-    @router.post("/v1/score", described)
+    @router.post(
+        ("/score", "/v1/score"),
+        "Score how well texts belong together",
+        ScoreList,
+        ScoreRequest,
+        fails=ASKS,
+        limited=True,
+    )
     async def score(call: Call) -> None:
         async with requests.active(call) as request:
             fields = read_score(await request.body(), requests.limits)

@@ -15,7 +15,7 @@ from gateway.responses.objects import InputTokens, ItemPage
 from gateway.responses.objects import Response as ResponseObject
 from gateway.responses.request import ID_PREFIX
 from gateway.responses.service import Library, ResponsesService, page, stored_items
-from gateway.routing import ASKS, STORED, Routes, operation
+from gateway.routing import ASKS, STORED, Routes
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.ignored import unsupported_parameter
 from gateway.schemas.responses import (
@@ -51,29 +51,25 @@ def _making(router: Routes, service: ResponsesService) -> None:
 
     @router.post(
         "/v1/responses",
-        operation(
-            "Make a response",
-            ResponseObject,
-            ResponsesRequest,
-            event=ResponseEvent,
-            further=further,
-            fails=(*ASKS, 507),
-            limited=True,
-        ),
+        "Make a response",
+        ResponseObject,
+        ResponsesRequest,
+        event=ResponseEvent,
+        further=further,
+        fails=(*ASKS, 507),
+        limited=True,
     )
     async def create(call: Call) -> None:
         await service.create(call)
 
     @router.post(
         "/v1/responses/input_tokens",
-        operation(
-            "Count a response's input tokens",
-            InputTokens,
-            ResponsesRequest,
-            further=further,
-            fails=ASKS,
-            limited=False,
-        ),
+        "Count a response's input tokens",
+        InputTokens,
+        ResponsesRequest,
+        further=further,
+        fails=ASKS,
+        limited=False,
     )
     async def input_tokens(call: Call) -> None:
         await service.count(call)
@@ -84,13 +80,11 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
     @router.get(
         "/v1/responses/{response_id}",
-        operation(
-            "Read a stored response",
-            ResponseObject,
-            event=ResponseEvent,
-            query=_READ,
-            fails=(*STORED, 429),
-        ),
+        "Read a stored response",
+        ResponseObject,
+        event=ResponseEvent,
+        query=_READ,
+        fails=(*STORED, 429),
     )
     async def retrieve(call: Call, response_id: str) -> None:
         request = Request(call.scope)
@@ -106,9 +100,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
             raise bad_request("'starting_after' is only allowed when 'stream' is true.", "starting_after")
         await send_json(call.send, (await library.get(owner, response_id)).response)
 
-    @router.delete(
-        "/v1/responses/{response_id}", operation("Forget a stored response", Deleted, fails=STORED)
-    )
+    @router.delete("/v1/responses/{response_id}", "Forget a stored response", Deleted, fails=STORED)
     async def delete(request: Request, response_id: str) -> Response:
         query_of(request, ())
         await service.delete(caller_of(request.scope).owner, response_id)
@@ -116,7 +108,9 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
     @router.post(
         "/v1/responses/{response_id}/cancel",
-        operation("Stop making a response in the background", ResponseObject, fails=STORED),
+        "Stop making a response in the background",
+        ResponseObject,
+        fails=STORED,
     )
     async def cancel(request: Request, response_id: str) -> Response:
         query_of(request, ())
@@ -124,7 +118,10 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
-        operation("List the input of a stored response", ItemPage, query=_LIST, fails=STORED),
+        "List the input of a stored response",
+        ItemPage,
+        query=_LIST,
+        fails=STORED,
     )
     async def input_items(request: Request, response_id: str) -> Response:
         query = query_of(request, _LIST)

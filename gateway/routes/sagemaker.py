@@ -29,7 +29,7 @@ from gateway.routes.pooling import (
     read_rerank,
     read_score,
 )
-from gateway.routing import ASKS, Routes, operation
+from gateway.routing import ASKS, Access, Routes
 from gateway.schemas.base import RequestLimits
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
@@ -143,37 +143,42 @@ def sagemaker_routes(
     router = Routes()
     requests = Invocations(generating, pooling)
 
-    @router.head("/ping", None)
-    @router.post("/ping", None)
-    @router.get("/ping", operation("An engine serves a model", None, also={503: None}))
+    @router.get(
+        "/ping",
+        "An engine serves a model",
+        None,
+        also={503: None},
+        aliases=(
+            "HEAD",
+            "POST",
+        ),
+        access=Access.PROBE,
+    )
     async def ping() -> Response:
         return Response(status_code=200 if can_serve() else 503)
 
     @router.post(
         "/invocations",
-        operation(
-            "A request to the model, of the kind that the body's fields and the model's task tell",
-            (ChatCompletion, Completion, EmbeddingList, ClassifiedList, PooledList, Ranking, ScoreList),
-            ChatRequest,
-            CompletionRequest,
-            EmbeddingRequest,
-            ChatEmbeddingRequest,
-            ClassifyRequest,
-            ChatClassifyRequest,
-            PoolingRequest,
-            ChatPoolingRequest,
-            RerankRequest,
-            ScoreRequest,
-            event=(ChatChunk, Completion, ErrorEnvelope),
-            fails=ASKS,
-            limited=True,
-        ),
+        "A request to the model, of the kind that the body's fields and the model's task tell",
+        (ChatCompletion, Completion, EmbeddingList, ClassifiedList, PooledList, Ranking, ScoreList),
+        ChatRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        ChatEmbeddingRequest,
+        ClassifyRequest,
+        ChatClassifyRequest,
+        PoolingRequest,
+        ChatPoolingRequest,
+        RerankRequest,
+        ScoreRequest,
+        event=(ChatChunk, Completion, ErrorEnvelope),
+        fails=ASKS,
+        limited=True,
     )
     async def invocations(call: Call) -> None:
         await requests.serve(call)
 
-    @router.head("/version", None)
-    @router.get("/version", operation("Version of the gateway", Version))
+    @router.get("/version", "Version of the gateway", Version, aliases=("HEAD",))
     async def version() -> Response:
         return json_response(Version(__version__))
 

@@ -20,7 +20,7 @@ from catenary.version import __version__
 from gateway.http.answers import Status, json_response
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import document
-from gateway.routing import Routes, operation
+from gateway.routing import Access, Routes
 from gateway.text.models import ModelRegistry, task_names, tasks_of
 
 _NOT_NOW = {503: Status}
@@ -35,18 +35,19 @@ def health_routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]
     """
     router = Routes()
 
-    @router.head("/live", None)
-    @router.get("/live", operation("The process is alive", Status))
+    @router.get("/live", "The process is alive", Status, aliases=("HEAD",), access=Access.PROBE)
     async def live() -> Response:
         return _status("ok")
 
-    @router.head("/health", None)
-    @router.get("/health", operation("An engine serves a model", Status, also=_NOT_NOW))
+    @router.get(
+        "/health", "An engine serves a model", Status, also=_NOT_NOW, aliases=("HEAD",), access=Access.PROBE
+    )
     async def health() -> Response:
         return _status("ok" if can_serve() else "unavailable")
 
-    @router.head("/ready", None)
-    @router.get("/ready", operation("New requests are taken", Status, also=_NOT_NOW))
+    @router.get(
+        "/ready", "New requests are taken", Status, also=_NOT_NOW, aliases=("HEAD",), access=Access.PROBE
+    )
     async def ready() -> Response:
         if draining():
             return _status("draining")
@@ -100,8 +101,14 @@ def home_routes(models: ModelRegistry, *, can_serve: Callable[[], bool], keyed: 
     """
     router = Routes()
 
-    @router.head("/", None)
-    @router.get("/", operation("What is served, as a page for people", str, media_type=HTML))
+    @router.get(
+        "/",
+        "What is served, as a page for people",
+        str,
+        media_type=HTML,
+        aliases=("HEAD",),
+        access=Access.OPEN,
+    )
     async def home(request: Request) -> Response:
         address = _address(request)
         page = _PAGE.format(
@@ -145,8 +152,14 @@ def metrics_routes(metrics: GatewayMetrics) -> Routes:
     """The route."""
     router = Routes()
 
-    @router.head("/metrics", None)
-    @router.get("/metrics", operation("Prometheus metrics", str, media_type=CONTENT_TYPE_PLAIN_0_0_4))
+    @router.get(
+        "/metrics",
+        "Prometheus metrics",
+        str,
+        media_type=CONTENT_TYPE_PLAIN_0_0_4,
+        aliases=("HEAD",),
+        access=Access.SCRAPE,
+    )
     async def page(request: Request) -> Response:
         content, media_type = metrics.page(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": media_type})
@@ -189,14 +202,16 @@ def model_routes(models: ModelRegistry) -> Routes:
     """The routes. Ids may contain slashes."""
     router = Routes()
 
-    @router.head("/v1/models", None)
-    @router.get("/v1/models", operation("List the served models", ModelList))
+    @router.get("/v1/models", "List the served models", ModelList, aliases=("HEAD",))
     async def list_models() -> Response:
         return json_response(ModelList([describe(*named) for named in models.names]))
 
-    @router.head("/v1/models/{model_id:path}", None)
     @router.get(
-        "/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404, 503))
+        "/v1/models/{model_id:path}",
+        "Describe a served model",
+        ModelCard,
+        fails=(404, 503),
+        aliases=("HEAD",),
     )
     async def get_model(model_id: str) -> Response:
         if not model_id:
@@ -217,8 +232,7 @@ def openapi_routes(routers: Sequence[Routes]) -> Routes:
     def encoded() -> bytes:
         return msgspec.json.encode(document([*routers, router], __version__))
 
-    @router.head("/openapi.json", None)
-    @router.get("/openapi.json", operation("This document", dict[str, Any]))
+    @router.get("/openapi.json", "This document", dict[str, Any], aliases=("HEAD",))
     async def openapi() -> Response:
         return Response(encoded(), media_type="application/json")
 

@@ -126,7 +126,7 @@ def test_every_route_is_there(routers: list[Routes], described: dict[str, Any]) 
     there = {(path, method) for path, method, _ in operations(described)}
     for router in routers:
         for route in router.all:
-            if route.described is not None:
+            if route.described:
                 path = route.path.replace(":path", "")
                 assert {(path, method.lower()) for method in route.methods or ()} <= there
             else:
@@ -183,7 +183,7 @@ def test_what_engines_work_for_counts_against_the_limits_of_keys(routers: list[R
 
 def test_a_route_that_asks_a_model_must_say_whether_it_is_limited() -> None:
     with pytest.raises(ValueError, match=r"Ask: .*limited="):
-        routing.operation("Ask", dict, fails=ASKS)
+        routing.Operation("Ask", dict, fails=ASKS)
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:
