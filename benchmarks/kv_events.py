@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from catenary.v1 import engine_pb2
-from services.engine.core.outputs import KvNews
+from services.engine.core.outputs import KvEventDelta
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
 from services.engine.link.channel import DEFAULT_MAX_FRAME_BYTES, encode_frame
@@ -32,7 +32,7 @@ class Cache:
 
     def __init__(self, blocks: int) -> None:
         self.pool = BlockPool(blocks, BLOCK_SIZE, prefix_caching=True)
-        self.news = KvNews(self.pool.events)
+        self.news = KvEventDelta(self.pool.events)
         self._names = (number.to_bytes(16, "big") for number in itertools.count())
         self.fill(blocks)
 

@@ -35,7 +35,7 @@ class SimulatedEngine:
         self.slowness = 1.0
         self.stepped = 0
         self._machine = ScriptedMachine(script)
-        self._machine.kv_news.follow()
+        self._machine.kv_event_delta.follow()
         self._feed = KvFeed(index, engine)
         self._number = 0
         self._reports = 0
@@ -103,7 +103,7 @@ class SimulatedEngine:
 
     def tell_kv(self) -> Callable[[], None] | None:
         """What to do when the news of the cache has reached the router; None if there is none."""
-        news = list(self._machine.kv_news.due())
+        news = list(self._machine.kv_event_delta.due())
         if not news:
             return None
         return lambda: self._hear(news)

@@ -108,7 +108,7 @@ class ScriptedCore(Core):
 
     def follow_kv(self) -> None:
         """Tell the cache's contents soon."""
-        self._machine.kv_news.follow()
+        self._machine.kv_event_delta.follow()
         self._wake.set()
 
     def profile(self, message: StartProfile | CancelProfile) -> None:
@@ -123,7 +123,7 @@ class ScriptedCore(Core):
         """Step while there is work; end with CoreFailed at a crash."""
         faults, machine = self._faults, self._machine
         while not self._stopped:
-            for message in (*self._profiler.due(), *machine.kv_news.due()):
+            for message in (*self._profiler.due(), *machine.kv_event_delta.due()):
                 yield message
             if faults.crash_reason is not None:
                 reason, faults.crash_reason = faults.crash_reason, None

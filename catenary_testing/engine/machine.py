@@ -12,7 +12,7 @@ from catenary.transfer import TransferFault
 from catenary_testing.engine.columns import Columns
 from catenary_testing.engine.script import Script, ScriptedCapacity, Then
 from catenary_testing.engine.sequence import ScriptedSequence, Status
-from services.engine.core import KvNews
+from services.engine.core import KvEventDelta
 from services.engine.domain import FinishReason
 from services.engine.kv import BlockPool
 from services.engine.link import CoreLoad, CoreStep, OfferedKv, SubmitSequence, TransferLoad
@@ -26,7 +26,7 @@ class ScriptedBlocks:
             capacity.total_blocks, capacity.block_size, prefix_caching=capacity.prefix_caching
         )
         self._size = capacity.block_size
-        self.news = KvNews(self._pool.events)
+        self.news = KvEventDelta(self._pool.events)
 
     @property
     def used(self) -> int:
@@ -222,7 +222,7 @@ class ScriptedMachine:
         return self._script.latency.seconds(work.prefill_tokens, work.sequences, work.blocks)
 
     @property
-    def kv_news(self) -> KvNews:
+    def kv_event_delta(self) -> KvEventDelta:
         """What the prefix cache holds."""
         return self._blocks.news
 

@@ -141,7 +141,7 @@ class LocalCore:
         self.loop = CoreLoop(link, engine)
         self.work: Any = self.loop.work
         self.outputs: dict[int, Output] = {}
-        self.kv_news: list[KvContents | KvChanges] = []
+        self.kv_event_delta: list[KvContents | KvChanges] = []
         self._keys = 0
 
     def submit(self, token_ids: list[int], **options: Any) -> int:
@@ -180,7 +180,7 @@ class LocalCore:
         self.loop.advance()
         new: list[Any] = []
         for message in self.link.sent[before:]:
-            kept = self.kv_news if isinstance(message, KvContents | KvChanges) else new
+            kept = self.kv_event_delta if isinstance(message, KvContents | KvChanges) else new
             kept.append(message)
         if len(new) > 1:
             raise AssertionError(f"{len(new)} messages in one turn")

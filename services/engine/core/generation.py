@@ -18,7 +18,7 @@ from services.engine.core.constraints import NO_GRAMMARS, ConstrainedSequences, 
 from services.engine.core.errors import CoreFailure
 from services.engine.core.handover import Handover, prompt_alone
 from services.engine.core.loop import Profiler
-from services.engine.core.outputs import KvNews, StepBuilder
+from services.engine.core.outputs import KvEventDelta, StepBuilder
 from services.engine.device import Device
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
@@ -165,7 +165,7 @@ class GenerationWork:
             release=self._handover.forget,
             wake=wake,
         )
-        self.kv_news = KvNews(engine.scheduler.kv_events)
+        self.kv_event_delta = KvEventDelta(engine.scheduler.kv_events)
         self._in_flight: LaunchedStep | None = None
         self._ended_steps = 0
         self._generated = 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from catenary.telemetry import get_logger
 from services.engine.core.errors import CoreFailure
-from services.engine.core.outputs import KvNews
+from services.engine.core.outputs import KvEventDelta
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
@@ -128,7 +128,7 @@ class Work(Protocol):
         """Number of the last step that was launched."""
 
     @property
-    def kv_news(self) -> KvNews | None:
+    def kv_event_delta(self) -> KvEventDelta | None:
         """Changes of the prefix cache to publish; None without one."""
 
     def submit(self, message: SubmitSequence) -> None:
@@ -183,7 +183,7 @@ class CoreLoop:
         self._tracer = engine.tracer
         self._profiler = engine.profiler
         self.work = engine.work(link.wake, self.report)
-        self._kv_news = self.work.kv_news
+        self._kv_event_delta = self.work.kv_event_delta
         self._stopping = False
 
     def run(self) -> None:
@@ -204,8 +204,8 @@ class CoreLoop:
             case AbortSequences(keys=keys):
                 for key in keys:
                     self.work.abort(key)
-            case FollowKv() if self._kv_news is not None:
-                self._kv_news.follow()
+            case FollowKv() if self._kv_event_delta is not None:
+                self._kv_event_delta.follow()
             case StartProfile():
                 self._profiler.start(message, self.work.steps)
             case CancelProfile():
@@ -219,9 +219,9 @@ class CoreLoop:
         """Step, and report if there is anything to report."""
         if self.work.step():
             self.report()
-        if self._kv_news is not None:
+        if self._kv_event_delta is not None:
             # After the step's tokens, which a client waits for.
-            for news in self._kv_news.due():
+            for news in self._kv_event_delta.due():
                 self._link.send(news)
         self.work.settle()
 
@@ -229,7 +229,7 @@ class CoreLoop:
         """Send the columns so far and the load."""
         load = self.work.load()
         self._tracer.counters("sequences", running=load.running, waiting=load.waiting)
-        if self._kv_news is not None:
+        if self._kv_event_delta is not None:
             self._tracer.counters("KV blocks", used=load.used_blocks)
         self._link.send(CoreStep(columns=self.work.take(), load=load))
 

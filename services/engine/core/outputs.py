@@ -180,7 +180,7 @@ class StepBuilder:
 _NAMES_A_PART: Final = 65_536
 
 
-class KvNews:
+class KvEventDelta:
     """Turns the events of a step into one message. It costs nothing until somebody follows.
 
     The log keeps a bounded number of events. If a step made more, or another one waited long, what is there

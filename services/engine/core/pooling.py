@@ -181,7 +181,7 @@ _BAD_DOCUMENT = "The document has no tokens, too many, or ids that are outside t
 class PoolingWork:
     """Documents of one engine. Implements `loop.Work`."""
 
-    kv_news = None
+    kv_event_delta = None
     patience = None
 
     def __init__(self, engine: PoolingEngine, report: Callable[[], None]) -> None:

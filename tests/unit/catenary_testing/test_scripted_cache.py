@@ -103,7 +103,7 @@ def test_the_cache_is_finite_and_gives_up_what_was_used_longest_ago() -> None:
 
 def test_events_name_what_a_router_would_look_for() -> None:
     run = Run()
-    news = run.machine.kv_news
+    news = run.machine.kv_event_delta
     run.one(1, PROMPT)
     assert list(news.due()) == []
     news.follow()

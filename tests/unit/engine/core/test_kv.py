@@ -49,23 +49,23 @@ def test_a_follower_knows_what_can_be_hit_and_counters_what_was(directory: Path,
     prompt = [5 + index % 7 for index in range(50)]
     first = core.submit(prompt, max_tokens=20)
     core.run()
-    assert core.kv_news == []
+    assert core.kv_event_delta == []
     # An idle core answers at once.
     core.loop.handle(FollowKv())
     core.turn()
     left = block_names(core, [*prompt, *core.outputs[first].token_ids][:-1])
-    assert core.kv_news == [core.kv_news[0]]
-    assert isinstance(core.kv_news[0], KvContents)
-    assert followed(core.kv_news) == left
+    assert core.kv_event_delta == [core.kv_event_delta[0]]
+    assert isinstance(core.kv_event_delta[0], KvContents)
+    assert followed(core.kv_event_delta) == left
     again = core.submit(prompt, max_tokens=20)
     core.run()
     # The same tokens fill the same blocks: nothing changes.
-    assert len(core.kv_news) == 1
+    assert len(core.kv_event_delta) == 1
     # Others do not fit beside them, and take their place.
     for start in range(10, 60):
         core.submit([start + index % 11 for index in range(60)], max_tokens=4)
     core.run()
-    told = followed(core.kv_news)
+    told = followed(core.kv_event_delta)
     assert told == set(core.engine.scheduler.kv_events.names())
     assert not left <= told
     counts = core.engine.scheduler.counts

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core.outputs import KvNews, net_changes
+from services.engine.core.outputs import KvEventDelta, net_changes
 from services.engine.kv import BlockPool
 from services.engine.link import KvChanges, KvContents
 from services.engine.servicer import Core, PrefixCacheMirror
@@ -39,7 +39,7 @@ class Cache:
 
     def __init__(self, blocks: int, event_capacity: int) -> None:
         self.pool = BlockPool(blocks, 1, prefix_caching=True, event_capacity=event_capacity)
-        self.news = KvNews(self.pool.events)
+        self.news = KvEventDelta(self.pool.events)
 
     def use(self, number: int) -> None:
         if self.pool.lookup([name(number)]):
@@ -109,7 +109,7 @@ def test_contents_come_in_parts() -> None:
     pool = BlockPool(70_000, 1, prefix_caching=True)
     for block in pool.allocate(70_000):
         pool.publish(block, block.to_bytes(16, "big"))
-    news = KvNews(pool.events)
+    news = KvEventDelta(pool.events)
     news.follow()
     parts = [part for part in news.due() if isinstance(part, KvContents)]
     assert [(len(part.names) // 16, part.first, part.last) for part in parts] == [
