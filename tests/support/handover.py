@@ -47,7 +47,7 @@ def offer_of(core: LocalCore, prompt: list[int], **options: Any) -> OfferedKv:
 def run_both(prefill: LocalCore, decode: LocalCore) -> None:
     """Turns both loops until the second one has nothing left and the first one's offers are over."""
     deadline = time.monotonic() + LIMIT_S
-    while decode.loop.work.busy or prefill.engine.scheduler.kept.tables():
+    while decode.loop.work.busy or prefill.engine.scheduler.transfer_blocks.tables():
         if time.monotonic() > deadline:
             raise AssertionError("the sequences do not end, or the offers")
         prefill.turn()

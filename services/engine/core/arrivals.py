@@ -15,7 +15,7 @@ from catenary.telemetry import get_logger
 from catenary.transfer import Connector, Fetch, TransferError, TransferFault, host_id, window_of
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.runner import BlockCopies
-from services.engine.scheduler import Expected, Scheduler, Sequence, prompt_name
+from services.engine.scheduler import IncomingPrefix, Scheduler, Sequence, prompt_name
 
 log = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Arrival:
 
     sequence: Sequence
     message: SubmitSequence
-    expected: Expected
+    incoming: IncomingPrefix
     fetch: Fetch
     connector: Connector
     # Places for chunks that have arrived and that the device has not copied yet.
@@ -271,7 +271,7 @@ class Arrivals:
             for place, (sequence, _) in enumerate(places):
                 if sequence.key == key:
                     del places[place]
-                    self._scheduler.kept.release(key)
+                    self._scheduler.transfer_blocks.release(key)
                     return sequence
         return None
 
@@ -319,9 +319,9 @@ class Arrivals:
             return TransferFault.CONNECTOR
         if (fault := self._misfit(message, offer)) is not None:
             return fault
-        expected = self._scheduler.expect(sequence)
-        blocks = offer.blocks if expected is None else len(expected.blocks)
-        hits = blocks if expected is None else expected.hits
+        incoming = self._scheduler.expect(sequence)
+        blocks = offer.blocks if incoming is None else len(incoming.blocks)
+        hits = blocks if incoming is None else incoming.hits
         fetch = Fetch(
             ticket=offer.ticket,
             address=offer.address,
@@ -333,13 +333,13 @@ class Arrivals:
             chunk_blocks=self._copies.blocks,
             deadline=self._clock() + self._timeout_s,
         )
-        if expected is None or not fetch.count:
+        if incoming is None or not fetch.count:
             self._fetching.decline(connector, fetch)
-            if expected is None:
+            if incoming is None:
                 return TransferFault.NO_BLOCKS
-            self._scheduler.arrived(sequence, expected)
+            self._scheduler.arrived(sequence, incoming)
             return None
-        arrival = self._live[sequence.key] = Arrival(sequence, message, expected, fetch, connector)
+        arrival = self._live[sequence.key] = Arrival(sequence, message, incoming, fetch, connector)
         self._fetching.begin(arrival)
         return None
 
@@ -370,17 +370,17 @@ class Arrivals:
             arrival.ahead.release()
             self._fetching.tell(Written(arrival, count, error))
 
-        self._copies.write(arrival.expected.blocks[chunk.first : chunk.first + count], chunk.data, done)
+        self._copies.write(arrival.incoming.blocks[chunk.first : chunk.first + count], chunk.data, done)
 
     def _holds(self, arrival: Arrival) -> bool:
         """Whether its blocks were not given up."""
-        return self._scheduler.kept.table(arrival.sequence.key) is arrival.expected.blocks
+        return self._scheduler.transfer_blocks.table(arrival.sequence.key) is arrival.incoming.blocks
 
     def _complete(self, arrival: Arrival) -> None:
         """Lets the sequence go on if all of its KV is there."""
         if not arrival.whole or arrival.cancelled:
             return
-        if not self._scheduler.arrived(arrival.sequence, arrival.expected):
+        if not self._scheduler.arrived(arrival.sequence, arrival.incoming):
             self._fail(arrival, TransferFault.NO_BLOCKS)
             return
         del self._live[arrival.sequence.key]
@@ -399,7 +399,7 @@ class Arrivals:
         arrival.cancelled = True
         arrival.ahead.release()
         del self._live[arrival.sequence.key]
-        self._scheduler.kept.release(arrival.sequence.key)
+        self._scheduler.transfer_blocks.release(arrival.sequence.key)
 
     def _count(self, fault: TransferFault, key: int) -> None:
         self.faults[fault.value] = self.faults.get(fault.value, 0) + 1

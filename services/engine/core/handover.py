@@ -43,10 +43,10 @@ from services.engine.model.paged import PagedModel
 from services.engine.options import EngineOptions
 from services.engine.runner import BlockCopies, host_bytes
 from services.engine.scheduler import (
-    KeptBlocks,
     Scheduler,
     Sequence,
     SequenceRefused,
+    TransferBlocks,
     prompt_name,
     sequence_from,
 )
@@ -111,13 +111,13 @@ class OfferBook:
 
     def __init__(
         self,
-        kept: KeptBlocks,
+        transfer_blocks: TransferBlocks,
         copies: BlockCopies,
         *,
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kept = kept
+        self._transfer_blocks = transfer_blocks
         self._copies = copies
         self._block_size = block_size
         self._clock = clock
@@ -182,7 +182,7 @@ class OfferBook:
 
     def offer(self, sequence: Sequence) -> OfferedKv | None:
         """Offers what is kept of a sequence that has just ended; None if it was given up already."""
-        terms, blocks = self.terms, self._kept.table(sequence.key)
+        terms, blocks = self.terms, self._transfer_blocks.table(sequence.key)
         if terms is None or blocks is None:
             return None
         tokens, ticket = sequence.prompt_len, new_ticket()
@@ -196,7 +196,7 @@ class OfferBook:
         while self.blocks > terms.most_blocks and (oldest := self._oldest()) is not None:
             if oldest == sequence.key:
                 break
-            self._kept.release(self._drop(oldest))
+            self._transfer_blocks.release(self._drop(oldest))
             self.evicted += 1
         return OfferedKv(
             connector=terms.connector,
@@ -212,7 +212,7 @@ class OfferBook:
         """Ends an offer that nobody will fetch. False if there is none."""
         if key not in self._offers:
             return False
-        self._kept.release(self._drop(key))
+        self._transfer_blocks.release(self._drop(key))
         self.withdrawn += 1
         return True
 
@@ -228,7 +228,7 @@ class OfferBook:
         while self._fetched:
             key = self._fetched.popleft()
             if key in self._offers:
-                self._kept.release(self._drop(key))
+                self._transfer_blocks.release(self._drop(key))
                 self.fetched_count += 1
         self._end_old()
         for _ in range(min(self._copies.per_turn, len(self._reads))):
@@ -238,12 +238,12 @@ class OfferBook:
 
     def _end_old(self) -> None:
         # The scheduler gives up the oldest first, whoever reads them.
-        while (oldest := next(iter(self._offers), None)) is not None and oldest not in self._kept:
+        while (oldest := next(iter(self._offers), None)) is not None and oldest not in self._transfer_blocks:
             self._drop(oldest)
             self.evicted += 1
         now = self._clock()
         while (oldest := self._oldest()) is not None and self._offers[oldest].expires <= now:
-            self._kept.release(self._drop(oldest))
+            self._transfer_blocks.release(self._drop(oldest))
             self.expired += 1
 
     def _oldest(self) -> int | None:
@@ -253,7 +253,7 @@ class OfferBook:
 
     def _begin(self, read: PendingRead) -> None:
         offer = self._offers.get(read.offered.key)
-        if offer is None or offer.offered.key not in self._kept:
+        if offer is None or offer.offered.key not in self._transfer_blocks:
             read.done(TransferError(TransferFault.GONE, "the offer is over"))
             return
         self.bytes_sent += read.count * read.offered.block_bytes
@@ -325,7 +325,7 @@ class Handover:
     def forget(self, key: int) -> None:
         """Told of a sequence that ended before the scheduler had it: KV that came for it is freed."""
         if self._arrivals is not None:
-            self._scheduler.kept.release(key)
+            self._scheduler.transfer_blocks.release(key)
 
     def load(self) -> TransferLoad:
         """For reports."""
@@ -425,7 +425,7 @@ def open_handover(
             max_transfers=options.max_kv_transfers,
         )
         return Handover(scheduler, arrivals=arrivals, connectors=tuple(connectors.values()))
-    offers = OfferBook(scheduler.kept, copies, block_size=sizing.block_size)
+    offers = OfferBook(scheduler.transfer_blocks, copies, block_size=sizing.block_size)
     try:
         address = own.serve(offers)
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.engine.scheduler.planner import SchedulerConfig
-from services.engine.scheduler.reuse import Expected, KeptBlocks, prompt_name
+from services.engine.scheduler.reuse import IncomingPrefix, TransferBlocks, prompt_name
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
     Advanced,
@@ -29,10 +29,9 @@ __all__ = [
     "Advanced",
     "BeamGroup",
     "DecodeRow",
-    "Expected",
     "Finished",
     "IllegalTransition",
-    "KeptBlocks",
+    "IncomingPrefix",
     "Outcome",
     "PrefillChunk",
     "QueueFull",
@@ -46,6 +45,7 @@ __all__ = [
     "SequenceRefused",
     "SequenceStatus",
     "StepPlan",
+    "TransferBlocks",
     "prompt_name",
     "sequence_from",
 ]

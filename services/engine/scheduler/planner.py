@@ -14,7 +14,7 @@ from services.engine.bucketing import Bucket, BucketPlan
 from services.engine.kv import BlockMove, BlockPool
 from services.engine.scheduler.beams import Beams
 from services.engine.scheduler.queues import RunningSet, WaitingQueue
-from services.engine.scheduler.reuse import Demand, KeptBlocks, SharedPrompts, demand_of, take_blocks
+from services.engine.scheduler.reuse import Demand, SharedPrompts, TransferBlocks, demand_of, take_blocks
 from services.engine.scheduler.sequence import (
     BeamGroup,
     DecodeRow,
@@ -270,7 +270,7 @@ class Planner:
         running: RunningSet,
         shared: SharedPrompts,
         beams: Beams,
-        kept: KeptBlocks,
+        transfer_blocks: TransferBlocks,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -279,7 +279,7 @@ class Planner:
         self._running = running
         self._shared = shared
         self._beams = beams
-        self._kept = kept
+        self._transfer_blocks = transfer_blocks
         # What the step in the making copies, and for whom.
         self._copies: list[BlockMove] = []
         self._copied: list[Sequence] = []
@@ -485,7 +485,7 @@ class Planner:
 
     def _give_up_blocks(self) -> bool:
         """Frees blocks that nobody runs with, if there are any."""
-        return self._shared.give_up() or self._kept.give_up()
+        return self._shared.give_up() or self._transfer_blocks.give_up()
 
     def _start_beams(self, group: BeamGroup, demand: Demand, batch: PrefillBatch) -> bool:
         trunk = group.trunk

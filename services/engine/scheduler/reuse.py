@@ -294,14 +294,14 @@ def _hashes(sequence: Sequence, blocks: int, block_size: int) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class IncomingPrefix:
     """Blocks for KV that comes from elsewhere; the first `hits` of them hold theirs already."""
 
     blocks: list[int]
     hits: int
 
 
-class KeptBlocks:
+class TransferBlocks:
     """Block tables by key, the oldest first. There is one reference from here to each block of each table.
 
     All of them may be given up at any time, when sequences are short of blocks: whoever has kept some asks

@@ -13,9 +13,9 @@ from services.engine.scheduler.beams import Beams
 from services.engine.scheduler.planner import Planner, SchedulerConfig, reserved_blocks
 from services.engine.scheduler.queues import RunningSet, WaitingQueue
 from services.engine.scheduler.reuse import (
-    Expected,
-    KeptBlocks,
+    IncomingPrefix,
     SharedPrompts,
+    TransferBlocks,
     cached_prefix,
     publish_blocks,
     publish_table,
@@ -128,7 +128,7 @@ _FINISHED: Final = SequenceStatus.FINISHED
 
 
 class Scheduler:
-    """Owns every live sequence; `kept` are blocks of none.
+    """Owns every live sequence; `transfer_blocks` belong to none.
 
     Drive it as: plan, run the plan, commit it with the sampled tokens; again.
 
@@ -146,9 +146,16 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs, pool.block_size)
         self._shared = SharedPrompts(pool, self._waiting)
         self._beams = Beams(pool, self._waiting, self._running)
-        self.kept = KeptBlocks(pool)
+        self.transfer_blocks = TransferBlocks(pool)
         self._planner = Planner(
-            config, pool, buckets, self._waiting, self._running, self._shared, self._beams, self.kept
+            config,
+            pool,
+            buckets,
+            self._waiting,
+            self._running,
+            self._shared,
+            self._beams,
+            self.transfer_blocks,
         )
         self._live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
@@ -203,7 +210,7 @@ class Scheduler:
         if same_prompt_as is not None and not self._config.contiguous:
             other = self._live.get(same_prompt_as)
         self._enter([sequence])
-        provided = self.kept.take(sequence.key)
+        provided = self.transfer_blocks.take(sequence.key)
         if provided is not None:
             self._shared.provide(sequence, sequence.prompt_len - 1, provided)
             self._waiting.push(sequence)
@@ -229,7 +236,7 @@ class Scheduler:
         """Answers a Scored outcome: how beams go on, each a beam so far and its next token, best first."""
         self._beams.branch(group, choices)
 
-    def expect(self, sequence: Sequence) -> Expected | None:
+    def expect(self, sequence: Sequence) -> IncomingPrefix | None:
         """Keeps blocks, under the key of a new sequence, for the KV of its prompt but the last token.
 
         None if too few are free. When the KV is there, `arrived` and `add` are to follow.
@@ -243,18 +250,18 @@ class Scheduler:
         # The hits come first: what an allocation evicts may then be none of them.
         self._pool.acquire(hits)
         blocks = hits + self._pool.allocate(missing)
-        self.kept.keep(sequence.key, blocks)
-        return Expected(blocks, len(hits))
+        self.transfer_blocks.keep(sequence.key, blocks)
+        return IncomingPrefix(blocks, len(hits))
 
-    def arrived(self, sequence: Sequence, expected: Expected) -> bool:
+    def arrived(self, sequence: Sequence, incoming: IncomingPrefix) -> bool:
         """Publishes blocks whose KV is there; the sequence begins with its last token once it is added.
 
         False if they were given up meanwhile.
         """
-        if self.kept.table(sequence.key) is not expected.blocks:
+        if self.transfer_blocks.table(sequence.key) is not incoming.blocks:
             return False
-        tokens, start = sequence.prompt_len - 1, expected.hits * self._pool.block_size
-        publish_table(sequence, expected.blocks, start, tokens, self._pool)
+        tokens, start = sequence.prompt_len - 1, incoming.hits * self._pool.block_size
+        publish_table(sequence, incoming.blocks, start, tokens, self._pool)
         sequence.num_transferred_tokens = tokens - start
         return True
 
@@ -350,7 +357,7 @@ class Scheduler:
     def check(self) -> None:
         """Compares all books, for idle moments and tests. Raises BlockError or SchedulerError."""
         tables = [sequence.block_table for sequence in self._live.values()]
-        self._pool.check(tables + self._shared.tables() + self.kept.tables())
+        self._pool.check(tables + self._shared.tables() + self.transfer_blocks.tables())
         self._shared.check()
         if len(self._live) != len(self._running) + len(self._waiting):
             raise SchedulerError("the live sequences are not the running and the waiting ones")
@@ -391,7 +398,7 @@ class Scheduler:
             self._running.remove(sequence)
         blocks = sequence.finish()
         if keep:
-            self.kept.keep(sequence.key, blocks)
+            self.transfer_blocks.keep(sequence.key, blocks)
         else:
             self._pool.free(blocks)
         if not runs:

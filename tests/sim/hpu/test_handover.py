@@ -34,7 +34,7 @@ def hand_over(prefill: LocalCore, decode: LocalCore) -> list[int]:
     assert end is not None
     key = decode.submit(PROMPT, kv_offer=end.kv_offer, max_tokens=12)
     deadline = time.monotonic() + 20
-    while decode.loop.work.busy or prefill.engine.scheduler.kept.tables():
+    while decode.loop.work.busy or prefill.engine.scheduler.transfer_blocks.tables():
         assert time.monotonic() < deadline
         prefill.turn()
         decode.turn()

@@ -218,7 +218,7 @@ def test_offers_expire_and_are_withdrawn(cores: HandoverCores) -> None:
     prefill = cores.start("prefill", kv_offer_ttl_s=0.05)
     offer_of(prefill, PROMPT)
     deadline = time.monotonic() + LIMIT_S
-    while prefill.engine.scheduler.kept.tables():
+    while prefill.engine.scheduler.transfer_blocks.tables():
         assert time.monotonic() < deadline
         prefill.turn()
     assert transfers(prefill).expired == 1

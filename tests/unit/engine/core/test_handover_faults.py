@@ -185,13 +185,13 @@ def test_an_offer_that_was_fetched_withdrawn_or_given_up(
 ) -> None:
     offer = offer_of(prefill, PROMPT, cache_salt="once")
     key = decode.submit(PROMPT, kv_offer=offer, cache_salt="once")
-    while decode.loop.work.busy or prefill.engine.scheduler.kept.tables():
+    while decode.loop.work.busy or prefill.engine.scheduler.transfer_blocks.tables():
         prefill.turn()
         decode.turn()
     assert decode.outputs[key].token_ids == wanted
     assert computed_after(decode, prefill, offer, wanted, "twice") == {"gone": 1}
     given_up = offer_of(prefill, PROMPT, cache_salt="up")
-    assert prefill.engine.scheduler.kept.give_up()
+    assert prefill.engine.scheduler.transfer_blocks.give_up()
     assert computed_after(decode, prefill, given_up, wanted, "up") == {"gone": 1}
 
 

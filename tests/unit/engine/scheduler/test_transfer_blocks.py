@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.domain import FinishReason
-from services.engine.scheduler import Expected, Finished, Scheduler, Sequence, prompt_name
+from services.engine.scheduler import Finished, IncomingPrefix, Scheduler, Sequence, prompt_name
 from tests.support.scheduling import BLOCK, commit, make_scheduler, make_sequence
 
 LENGTHS = (2, BLOCK, BLOCK + 1, 14, 30)
@@ -18,7 +18,7 @@ class World:
     def __init__(self, blocks: int, *, caching: bool) -> None:
         self.scheduler, self.pool = make_scheduler(blocks, prefix_caching=caching)
         self.live: dict[int, Sequence] = {}
-        self.expected: dict[int, tuple[Sequence, Expected]] = {}
+        self.expected: dict[int, tuple[Sequence, IncomingPrefix]] = {}
         self.plans: list[object] = []
         self.computed: dict[int, int] = {}
 
@@ -60,7 +60,7 @@ class World:
     def arrive(self, key: int) -> None:
         sequence, expected = self.expected.pop(key)
         there = self.scheduler.arrived(sequence, expected)
-        assert there == (self.scheduler.kept.table(key) is expected.blocks)
+        assert there == (self.scheduler.transfer_blocks.table(key) is expected.blocks)
         self.live[key] = sequence
         self.scheduler.add(sequence)
 
@@ -77,12 +77,12 @@ def play(world: World, what: str, number: int) -> None:
             world.arrive(number)
         case "drop" if number in world.expected:
             del world.expected[number]
-            world.scheduler.kept.release(number)
+            world.scheduler.transfer_blocks.release(number)
         case "abort" if number in world.live:
             world.scheduler.end(number, FinishReason.ABORT)
             del world.live[number]
         case "fetched":
-            world.scheduler.kept.release(number)
+            world.scheduler.transfer_blocks.release(number)
         case "step":
             world.step()
         case "commit":
@@ -110,13 +110,15 @@ def test_nobody_starves_and_no_block_is_lost(
     for key in list(world.expected):
         world.arrive(key)
     world.run()
-    while world.scheduler.kept.give_up():
+    while world.scheduler.transfer_blocks.give_up():
         pass
     world.scheduler.check()
     assert world.pool.used == 0
 
 
-def arrived(scheduler: Scheduler, key: int, length: int, max_tokens: int = 6) -> tuple[Sequence, Expected]:
+def arrived(
+    scheduler: Scheduler, key: int, length: int, max_tokens: int = 6
+) -> tuple[Sequence, IncomingPrefix]:
     sequence = make_sequence(key, length, max_tokens=max_tokens)
     expected = scheduler.expect(sequence)
     assert expected is not None
