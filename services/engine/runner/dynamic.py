@@ -135,7 +135,7 @@ class DynamicTail:
 
     def _decode_best(self, _staged: torch.Tensor) -> None:
         if self._step is not None:
-            self._tails.phases.turns.forward_begins()
+            self._tails.phases.gate.forward_begins()
             self._best = self._step()
 
     def after_prefill(self, result: Any) -> None:

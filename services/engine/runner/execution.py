@@ -27,7 +27,7 @@ from services.engine.sampling import RowParams, StaticBuffers
 from services.engine.tracing import StepTracer
 
 
-class StepTurns:
+class StepGate:
     """Steps by number, from 1. All but `wait` is quick, and called from the loop's or the device's thread."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Phases:
     def __init__(self, model: PagedModel, device: Device, layout: KvLayout, max_rows: int) -> None:
         self._model = model
         self._layout = layout
-        self.turns = StepTurns()
+        self.gate = StepGate()
         self.chooser = model.chooser
         self.spare_row = max_rows
         self.hidden = device.memory.zeros((max_rows + 1, model.hidden_size), model.dtype)
@@ -90,7 +90,7 @@ class Phases:
         tokens, positions, slots, blocks, context_lens, picks, targets = tensors
         batch = context_lens.shape[0]
         context_blocks = blocks.view(batch, blocks.shape[0] // batch)
-        self.turns.forward_begins()
+        self.gate.forward_begins()
         hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
         self.hidden.index_copy_(0, targets, hidden.index_select(0, picks))
         # Not by the maximum: whether that is NaN where one of the numbers is, a device need not say.
@@ -106,7 +106,7 @@ class Phases:
         batch = context_lens.shape[0]
         context_blocks = blocks.view(batch, blocks.shape[0] // batch)
         sampled = targets != self.spare_row
-        self.turns.forward_begins()
+        self.gate.forward_begins()
         hidden, sound = select(tokens, positions, slots, context_blocks, context_lens, picks[sampled])
         self.hidden.index_copy_(0, targets[sampled], hidden)
         return None, sound.view(batch, -1).all(-1)
@@ -126,7 +126,7 @@ class Phases:
         """tensors: as `BatchBuilder.decode` builds them."""
         given, positions, slots, blocks, owners, starts, last_rows, targets = tensors
         tokens = torch.where(given == PENDING, self.last_tokens.index_select(0, last_rows), given)
-        self.turns.forward_begins()
+        self.gate.forward_begins()
         hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)
         self.hidden.index_copy_(0, targets, hidden)
 
@@ -178,12 +178,12 @@ class StepExecutor:
     @torch.inference_mode()
     def run(self, inputs: StepInputs, step: int) -> StepCopy:
         """Computes a step up to its copy to the host, which is begun."""
-        turns = self._phases.turns
-        turns.begins(step)
+        gate = self._phases.gate
+        gate.begins(step)
         try:
             return self._whole(inputs, step)
         finally:
-            turns.ended(step)
+            gate.ended(step)
 
     def _whole(self, inputs: StepInputs, step: int) -> StepCopy:
         with self._tracer.span("step", step) as span, self._device.execution.step(step):
@@ -203,8 +203,8 @@ class StepExecutor:
     @torch.inference_mode()
     def begin(self, inputs: StepInputs, step: int) -> None:
         """Computes a step's forwards: what comes before `end`."""
-        turns = self._phases.turns
-        turns.begins(step)
+        gate = self._phases.gate
+        gate.begins(step)
         try:
             with (
                 self._tracer.span("step", step),
@@ -214,7 +214,7 @@ class StepExecutor:
                 self.forward(inputs)
         finally:
             # The rest waits for masks, and these for the step before.
-            turns.computed(step)
+            gate.computed(step)
 
     @torch.inference_mode()
     def end(self, inputs: StepInputs, step: int, begun: Submitted[None]) -> StepCopy:
@@ -227,7 +227,7 @@ class StepExecutor:
                 with self._tracer.span("copy"):
                     return inputs.tail.copy()
         finally:
-            self._phases.turns.ended(step)
+            self._phases.gate.ended(step)
 
     @torch.inference_mode()
     def rehearse(self, inputs: StepInputs) -> None:

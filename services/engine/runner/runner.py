@@ -274,9 +274,9 @@ class Runner:
         return launched
 
     def _launch(self, plan: StepPlan, turn: int, masked: bool) -> LaunchedStep:
-        number, rows, turns = self.launches, list[RowParams](), self._phases.turns
-        turns.given(number)
-        wait = partial(turns.wait, number)
+        number, rows, gate = self.launches, list[RowParams](), self._phases.gate
+        gate.given(number)
+        wait = partial(gate.wait, number)
         try:
             with self._tracer.span("prepare", number):
                 inputs = self._prepare(plan, turn, masked)
@@ -288,7 +288,7 @@ class Runner:
             work = self._device.stream.submit(partial(self._executor.run, inputs, number))
         except Exception as error:
             work = failed(error)
-            turns.ended(number)
+            gate.ended(number)
         return LaunchedStep(number, plan, rows, wait, work)
 
     def _sample(
@@ -305,7 +305,7 @@ class Runner:
                 inputs.tail.restrict(masks, buffer)
             return self._device.stream.submit(partial(self._executor.end, inputs, number, begun))
         except Exception as error:
-            self._phases.turns.ended(number)
+            self._phases.gate.ended(number)
             return failed(error)
 
     def _prepare(self, plan: StepPlan, turn: int, masked: bool) -> StepInputs:
