@@ -42,19 +42,19 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class BeamPath:
     """A token and how it was reached; `before` is None for the first that was generated."""
 
-    before: Trail | None
+    before: BeamPath | None
     token: ScoredToken
 
     def tokens(self) -> tuple[ScoredToken, ...]:
         """All tokens, from the first on."""
         backwards = [self.token]
-        trail = self.before
-        while trail is not None:
-            backwards.append(trail.token)
-            trail = trail.before
+        path = self.before
+        while path is not None:
+            backwards.append(path.token)
+            path = path.before
         return tuple(reversed(backwards))
 
 
@@ -87,13 +87,13 @@ class Hypothesis:
 @dataclass(frozen=True, slots=True)
 class _Running:
     sum: np.float32
-    trail: Trail | None
+    path: BeamPath | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
     score: float
-    trail: Trail
+    path: BeamPath
     reason: FinishReason
 
 
@@ -145,24 +145,24 @@ class BeamSearch:
         self._finish([self._finished_by(one, tops) for one in finished])
         if not going or self._is_over(going[0].sum):
             return []
-        self._running = [_Running(one.sum, self._trail(one, tops)) for one in going]
+        self._running = [_Running(one.sum, self._path(one, tops)) for one in going]
         return [Continuation(one.parent, one.candidate[0]) for one in going]
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished beams to report, best first."""
         best = self._finished[: self._options.results]
-        return [Hypothesis(one.trail.tokens(), one.score, one.reason) for one in best]
+        return [Hypothesis(one.path.tokens(), one.score, one.reason) for one in best]
 
     def _stops(self, one: _Ranked) -> bool:
         return one.candidate[0] in self._stop_ids
 
     def _finished_by(self, one: _Ranked, tops: list[tuple[Candidate, ...]]) -> _Finished:
         reason = FinishReason.STOP if self._stops(one) else FinishReason.LENGTH
-        return _Finished(self._score(one.sum), self._trail(one, tops), reason)
+        return _Finished(self._score(one.sum), self._path(one, tops), reason)
 
-    def _trail(self, one: _Ranked, tops: list[tuple[Candidate, ...]]) -> Trail:
+    def _path(self, one: _Ranked, tops: list[tuple[Candidate, ...]]) -> BeamPath:
         token = ScoredToken(*one.candidate, tops[one.parent])
-        return Trail(self._running[one.parent].trail, token)
+        return BeamPath(self._running[one.parent].path, token)
 
     def _score(self, total: np.float32) -> float:
         """A sum of log probabilities over the number of tokens to the power of the length penalty."""
