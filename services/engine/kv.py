@@ -1,6 +1,6 @@
-"""The pool of KV blocks: the free, the used, and those that can be hit by the hash of what they hold.
+"""The pool of KV blocks: free ones, used ones, and cached ones, found by the hash of their tokens.
 
-Which block belongs to which sequence is the business of the callers.
+Pure: blocks are ids here, the tensors are the runner's. Callers keep the block tables of sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free. Nothing was allocated."""
+    """Too few blocks are free. None was allocated."""
 
     def __init__(self, requested: int, free: int) -> None:
         super().__init__(f"{requested} KV blocks were asked for and {free} are free")
@@ -23,12 +23,12 @@ class OutOfBlocks(Exception):
 
 
 class BlockError(Exception):
-    """A defect: blocks were freed wrongly, or the books of the pool and its users differ."""
+    """Defect: blocks were freed wrongly, or the books of the pool and its users differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A block can be hit, by whoever hits all before it: its hash names those too."""
+    """A block became cached. Its hash names the blocks before it too."""
 
     sequence_number: int
     block_hash: bytes
@@ -36,7 +36,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A block cannot be hit any more."""
+    """A block was evicted."""
 
     sequence_number: int
     block_hash: bytes
@@ -44,7 +44,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """No block can be hit any more."""
+    """All blocks were evicted."""
 
     sequence_number: int
 
@@ -68,37 +68,37 @@ class KvEventLog:
         self._number = 0
 
     def stored(self, block_hash: bytes) -> None:
-        """Logs that a block became hittable."""
+        """Log that a block became cached."""
         self._number += 1
         self._waiting.append(Stored(self._number, block_hash))
 
     def removed(self, block_hash: bytes) -> None:
-        """Logs that a block was given up."""
+        """Log that a block was evicted."""
         self._number += 1
         self._waiting.append(Removed(self._number, block_hash))
 
     def cleared(self) -> None:
-        """Logs that all blocks were given up."""
+        """Log that all blocks were evicted."""
         self._number += 1
         self._waiting.append(Cleared(self._number))
 
     def __len__(self) -> int:
-        """Events that wait to be drained."""
+        """Number of events that wait to be drained."""
         return len(self._waiting)
 
     @property
     def number(self) -> int:
-        """The number of the latest event, drained or not."""
+        """Number of the latest event, drained or not."""
         return self._number
 
     def drain(self) -> list[KvEvent]:
-        """Takes the waiting events, oldest first."""
+        """Take the waiting events, oldest first."""
         events = list(self._waiting)
         self._waiting.clear()
         return events
 
     def names(self) -> list[bytes]:
-        """All that can be hit as of the latest event, drained or not, in any order."""
+        """Return the hashes of all cached blocks as of the latest event, drained or not, in any order."""
         return list(self._contents)
 
 
@@ -108,7 +108,7 @@ _TOLERATED_SHARE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """Copy a block from `source` to `target`, whose contents nobody needs.
+    """A copy of block `source` to block `target`, whose contents are not needed.
 
     `tokens`: how many of its tokens; the other slots of the target become zero. None: all of them.
     """
@@ -119,7 +119,7 @@ class BlockMove:
 
 
 def worth_moving(highest_used: int, used: int) -> bool:
-    """True if more than an eighth of the slice up to the highest used block is holes.
+    """Return True if more than an eighth of the slice up to the highest used block is holes.
 
     A move costs one read and one write of a block, once; a hole costs one read in every step until it is
     filled. Filling each of the last few at once would move blocks of nearly every sequence that ends.
@@ -129,10 +129,10 @@ def worth_moving(highest_used: int, used: int) -> bool:
 
 
 class FreeList:
-    """Gives out the lowest id first, so that what is in use stays near the start of the cache."""
+    """Free ids, the lowest first, so that blocks in use stay near the start of the cache."""
 
     def __init__(self, total: int) -> None:
-        """Starts with the ids 0 .. total - 1."""
+        """Hold the ids 0 .. total - 1."""
         # A sorted list is a heap.
         self._heap = list(range(total))
 
@@ -140,15 +140,15 @@ class FreeList:
         return len(self._heap)
 
     def take(self, count: int) -> list[int]:
-        """Takes the `count` lowest ids, rising. There must be as many."""
+        """Take the `count` lowest ids, rising. There must be as many."""
         return [heapq.heappop(self._heap) for _ in range(count)]
 
     def put(self, block: int) -> None:
-        """Takes an id back."""
+        """Take an id back."""
         heapq.heappush(self._heap, block)
 
     def check(self) -> frozenset[int]:
-        """Returns all ids. Raises BlockError if one is there twice or they are not a heap."""
+        """Return all ids. Raises BlockError if one is there twice or they are not a heap."""
         ids = frozenset(self._heap)
         if len(ids) != len(self._heap):
             raise BlockError("the list of free KV blocks names one twice")
@@ -160,7 +160,7 @@ class FreeList:
 
 
 class PrefixIndex:
-    """Cached blocks by hash. Of those that no sequence uses, the one that is idle for longest goes first.
+    """Cached blocks by hash. The block that is idle for longest is evicted first.
 
     Every operation on one block is O(1).
     """
@@ -173,14 +173,14 @@ class PrefixIndex:
         self.events = KvEventLog(event_capacity, self._stored.values())
 
     def __len__(self) -> int:
-        """Blocks that can be hit, in use or not."""
+        """Number of cached blocks, in use or not."""
         return len(self._stored)
 
     def __contains__(self, block: int) -> bool:
         return block in self._stored
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest prefix of `hashes` that is cached."""
+        """Return the blocks of the longest prefix of `hashes` that is cached."""
         found: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -190,7 +190,7 @@ class PrefixIndex:
         return found
 
     def add(self, block: int, block_hash: bytes) -> None:
-        """Makes a block that is in use hittable, unless another one already is by this hash.
+        """Cache a block that is in use, unless another one is cached by this hash.
 
         Raises BlockError if the block has another hash: what a cached block holds does not change.
         """
@@ -203,24 +203,24 @@ class PrefixIndex:
             self.events.stored(block_hash)
 
     def rest(self, block: int) -> bool:
-        """Notes that nobody uses the block now. False, noting nothing, if it is not cached."""
+        """Note that the block is idle now. False, noting nothing, if it is not cached."""
         if block not in self._stored:
             return False
         self._idle[block] = None
         return True
 
     def wake(self, block: int) -> None:
-        """Notes that an idle block is used again."""
+        """Note that an idle block is used again."""
         del self._idle[block]
 
     def evict(self) -> int:
-        """Gives up the block that is idle for longest, and returns it. There must be one."""
+        """Evict the block that is idle for longest, and return it. There must be one."""
         block, _ = self._idle.popitem(last=False)
         self._remove(block)
         return block
 
     def forget(self, block: int) -> bool:
-        """Gives up a block if it is cached. True if nobody used it."""
+        """Evict a block if it is cached. True if it was idle."""
         if block in self._stored:
             self._remove(block)
         idle = block in self._idle
@@ -234,7 +234,7 @@ class PrefixIndex:
         self.events.removed(block_hash)
 
     def clear(self) -> list[int]:
-        """Gives up all blocks. Returns those that nobody uses."""
+        """Evict all blocks. Return the idle ones."""
         idle = list(self._idle)
         self._idle.clear()
         self._block_of.clear()
@@ -243,7 +243,7 @@ class PrefixIndex:
         return idle
 
     def check(self) -> frozenset[int]:
-        """Returns the idle blocks. Raises BlockError if the books differ."""
+        """Return the idle blocks. Raises BlockError if the books differ."""
         stored = self._stored
         if len(stored) != len(self._block_of) or any(
             stored.get(block) != block_hash for block_hash, block in self._block_of.items()
@@ -254,7 +254,7 @@ class PrefixIndex:
         return frozenset(self._idle)
 
     def cached(self) -> Set[int]:
-        """All blocks that can be hit."""
+        """Return all cached blocks."""
         return self._stored.keys()
 
 
@@ -290,7 +290,7 @@ class BlockPool:
 
     @property
     def free_count(self) -> int:
-        """Blocks that can be allocated: those that hold nothing and cached ones that nobody uses."""
+        """Blocks that can be allocated: free ones and idle cached ones."""
         return self.total - self._used
 
     @property
@@ -300,12 +300,12 @@ class BlockPool:
 
     @property
     def cached_count(self) -> int:
-        """Blocks that can be hit, in use or not."""
+        """Number of cached blocks, in use or not."""
         return len(self._index)
 
     @property
     def highest_used(self) -> int:
-        """The highest id in use, -1 if none is."""
+        """Highest id in use, -1 if none is."""
         # Lowest ids go out first: every id passed here was freed since it was last passed.
         while self._highest >= 0 and not self._references[self._highest]:
             self._highest -= 1
@@ -313,17 +313,17 @@ class BlockPool:
 
     @property
     def events(self) -> KvEventLog:
-        """What became hittable and what was given up."""
+        """Changes of the prefix cache."""
         return self._index.events
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens of one sequence."""
+        """Return the number of blocks that hold so many tokens of one sequence."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Returns `count` blocks with one reference each: the lowest ids that hold nothing, rising.
+        """Return `count` blocks with one reference each: the lowest ids that hold nothing, rising.
 
-        When those are out it gives up cached blocks, the least recently used first. Raises OutOfBlocks if
+        When those are out it evicts cached blocks, the least recently used first. Raises OutOfBlocks if
         all of that is not enough, and then allocates none.
         """
         if count < 0:
@@ -339,9 +339,9 @@ class BlockPool:
         return ids
 
     def free(self, ids: Sequence[int]) -> None:
-        """Takes one reference from each block. A cached one can still be hit when its last is gone.
+        """Take one reference from each block. A cached one can still be hit when its last is gone.
 
-        `ids` are in the order of a block table: its later blocks are given up before its earlier ones. If
+        `ids` are in the order of a block table: its later blocks are evicted before its earlier ones. If
         one is not in use or named twice: BlockError, and none is freed.
         """
         if len(set(ids)) != len(ids):
@@ -358,22 +358,22 @@ class BlockPool:
                     self._free.put(block)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest cached prefix of `hashes`. It takes no reference: see `acquire`.
+        """Return the blocks of the longest cached prefix of `hashes`, without a reference: see `acquire`.
 
         A sequence needs the logits after its last token, so it looks up only the blocks before that token.
         """
         return self._index.lookup(hashes)
 
     def references(self, block: int) -> int:
-        """How many block tables name this block."""
+        """Return how many block tables name this block."""
         return self._references[block]
 
     def idle(self, ids: Iterable[int]) -> int:
-        """How many of these blocks nobody uses: to acquire them lowers `free_count` by so much."""
+        """Return how many of these blocks are idle: `free_count` falls by so much when they are acquired."""
         return sum(not self._references[block] for block in ids)
 
     def acquire(self, ids: Sequence[int]) -> None:
-        """Adds a reference to each of the blocks that `lookup` just returned. Nobody may write to them.
+        """Add a reference to each of the blocks that `lookup` just returned. They must not be written to.
 
         Raises BlockError if one is not cached, and then adds none.
         """
@@ -388,7 +388,7 @@ class BlockPool:
             self._references[block] += 1
 
     def share(self, ids: Sequence[int]) -> None:
-        """Adds a reference to each of these blocks, which are in use. Nobody may write to what others read.
+        """Add a reference to each of these blocks, which are in use. Shared slots must not be written to.
 
         Raises BlockError if one is not in use, and then adds none.
         """
@@ -400,7 +400,7 @@ class BlockPool:
             self._references[block] += 1
 
     def publish(self, block: int, block_hash: bytes) -> None:
-        """Lets others hit a block in use whose KV is computed in full, by the name of its tokens.
+        """Cache a block in use whose KV is computed in full, by the hash of its tokens.
 
         If another block is cached by this hash, this one is left as it is. Nothing happens without prefix
         caching. Raises BlockError for a block that is not in use, or cached by another hash.
@@ -413,20 +413,20 @@ class BlockPool:
         self._index.add(block, block_hash)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Lets these blocks be hit no more, for what they hold is not to be trusted."""
+        """Drop these blocks from the cache: their contents are not to be trusted."""
         for block in ids:
             if self._index.forget(block):
                 self._free.put(block)
 
     def clear_cache(self) -> int:
-        """Lets no block be hit any more, and returns how many could be. Blocks in use stay in use."""
+        """Drop all blocks from the cache, and return how many there were. Blocks in use stay in use."""
         count = len(self._index)
         for block in self._index.clear():
             self._free.put(block)
         return count
 
     def plan_moves(self, limit: int) -> list[BlockMove]:
-        """Moves at most `limit` of the highest blocks in use into the lowest free ones, while that pays.
+        """Move up to `limit` of the highest blocks in use into the lowest free ones, while that pays.
 
         The pool has done so when this returns. The caller copies the KV before anything else touches it and
         rewrites the block tables. Raises BlockError with prefix caching, whose hits are fetched by id.
@@ -442,7 +442,7 @@ class BlockPool:
         return moves
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Compares the books with the block tables of all users. It visits every block: for idle moments.
+        """Compare the books with the block tables of all users. Visits every block: for idle moments.
 
         Raises BlockError unless each block has as many references as there are tables that name it, and is
         either in use, or cached and idle, or free.

@@ -1,4 +1,4 @@
-"""Collect where the time of steps goes: spans, counters, and profiles of so many steps. Pure.
+"""Spans and counters that show where the time of steps goes, and profiles of so many steps. Pure.
 
 Times are microseconds of `time.perf_counter`, which is the system's monotonic clock.
 """
@@ -26,7 +26,7 @@ _PART_EVENTS = 1024
 
 
 def span_event(name: str, category: str, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> Event:
-    """A span of the calling thread."""
+    """Return a span of the calling thread."""
     return {
         "name": name,
         "cat": category,
@@ -39,17 +39,17 @@ def span_event(name: str, category: str, start_ns: int, end_ns: int, args: Mappi
 
 
 def counter_event(name: str, at_ns: int, values: Mapping[str, int]) -> Event:
-    """Values from this moment on, one curve each."""
+    """Return an event with values from this moment on, one curve each."""
     return {"name": name, "ph": "C", "ts": at_ns / 1000, **_here(), "args": dict(values)}
 
 
 def name_event(kind: str, name: str) -> Event:
-    """`process_name` or `thread_name` of the caller."""
+    """Return the event `process_name` or `thread_name` of the caller."""
     return {"name": kind, "ph": "M", "ts": 0, **_here(), "args": {"name": name}}
 
 
 def thread_name_event() -> Event:
-    """The calling thread's name."""
+    """Return the calling thread's name."""
     return name_event("thread_name", threading.current_thread().name)
 
 
@@ -58,7 +58,7 @@ def _here() -> dict[str, int]:
 
 
 def trace_parts(events: Sequence[Event], facts: Mapping[str, Any]) -> Iterator[bytes]:
-    """A trace document in parts of about 256 KiB: names first, then all else in the order of its begin.
+    """Yield a trace document in parts of about 256 KiB: names, then all else in the order of its begin.
 
     `facts` are about the trace as a whole; viewers show them as its metadata.
     """
@@ -85,7 +85,7 @@ class EventSink(ABC):
         self._threads: set[int] = set()
 
     def add(self, event: Event) -> None:
-        """Takes an event of the calling thread."""
+        """Take an event of the calling thread."""
         with self._lock:
             if event["tid"] not in self._threads:
                 self._threads.add(event["tid"])
@@ -94,11 +94,11 @@ class EventSink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Takes no more."""
+        """Take no more."""
 
     @abstractmethod
     def _keep(self, event: Event) -> None:
-        """Keeps one event; the lock is held."""
+        """Keep one event; the lock is held."""
 
 
 class EventFile(EventSink):
@@ -108,7 +108,7 @@ class EventFile(EventSink):
     """
 
     def __init__(self, path: Path, steps: range | None = None) -> None:
-        """Raises OSError if the file cannot be written."""
+        """Raise OSError if the file cannot be written."""
         super().__init__()
         self._steps = steps
         self._inside = steps is None
@@ -117,7 +117,7 @@ class EventFile(EventSink):
         self._file.write("[\n")
 
     def close(self) -> None:
-        """Completes the file."""
+        """Complete the file."""
         with self._lock:
             self._complete()
 
@@ -130,7 +130,7 @@ class EventFile(EventSink):
     def _keep(self, event: Event) -> None:
         step = event["args"].get("step")
         if self._steps is not None and step is not None:
-            # What belongs to no step is written beside those that do.
+            # Events of no step are written between those of the steps in the file.
             self._inside = step in self._steps
             # Two steps are in flight at most.
             if step >= self._steps.stop + 2:
@@ -140,7 +140,7 @@ class EventFile(EventSink):
 
 
 class EventBuffer(EventSink):
-    """Keeps up to `limit` events in memory and counts what it has to drop."""
+    """Keeps up to `limit` events in memory and counts the ones that it drops."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -150,12 +150,12 @@ class EventBuffer(EventSink):
         self.dropped = 0
 
     def close(self) -> None:
-        """Keeps what it has."""
+        """Take no more events; keep those so far."""
         with self._lock:
             self._closed = True
 
     def extend(self, events: list[Event]) -> None:
-        """Takes events that bring their own processes and threads."""
+        """Take events that bring their own processes and threads."""
         with self._lock:
             for event in events:
                 self._keep(event)
@@ -173,7 +173,7 @@ _OFF: AbstractContextManager[None] = nullcontext()
 
 
 class Span:
-    """Times what is done inside, in the thread that does it.
+    """Times the enclosed code, in its thread.
 
     `args` are shown with it; they, the name and the category may be changed until it ends.
     """
@@ -201,7 +201,7 @@ class Span:
         self._tracer.put(span_event(self.name, self.category, self._start, end, self.args))
 
     def mark_compiled(self, how: str) -> None:
-        """Shows that something was compiled or captured inside: viewers give it another colour and filter."""
+        """Show that something was compiled or captured inside: viewers give it another colour and filter."""
         self.name = f"{self.name} ({how})"
         self.category = "compile"
 
@@ -220,36 +220,36 @@ class StepTracer:
 
     @property
     def on(self) -> bool:
-        """True if anybody listens."""
+        """True if there is a sink."""
         return bool(self._sinks)
 
     def listen(self, sink: EventSink) -> None:
-        """Passes what comes from now on to this sink as well."""
+        """Pass events from now on to this sink as well."""
         self._sinks = (*self._sinks, sink)
 
     def leave_out(self, sink: EventSink) -> None:
-        """Passes nothing more to this sink."""
+        """Pass nothing more to this sink."""
         self._sinks = tuple(other for other in self._sinks if other is not sink)
 
     def span(
         self, name: str, step: int | None = None, **args: Any
     ) -> AbstractContextManager[Span | None, bool | None]:
-        """Traces what is done inside; gives the span, or None if nobody listens."""
+        """Trace the enclosed code; the context is the span, or None without a sink."""
         return Span(self, name, step, args) if self._sinks else _OFF
 
     def counters(self, name: str, **values: int) -> None:
-        """Notes values as of now."""
+        """Note values as of now."""
         if self._sinks:
             self.put(counter_event(name, time.perf_counter_ns(), values))
 
     def close(self) -> None:
-        """Completes all sinks."""
+        """Complete all sinks."""
         for sink in self._sinks:
             sink.close()
         self._sinks = ()
 
     def enter(self, span: Span) -> int | None:
-        """Begins a span in the calling thread. Returns the step of the one around it."""
+        """Begin a span in the calling thread. Return the step of the span around it."""
         outer: int | None = getattr(self._local, "step", None)
         if outer is not None:
             span.args.setdefault("step", outer)
@@ -257,17 +257,17 @@ class StepTracer:
         return outer
 
     def leave(self, outer: int | None) -> None:
-        """Ends a span whose surrounding step was `outer`."""
+        """End a span whose surrounding step was `outer`."""
         self._local.step = outer
 
     def put(self, event: dict[str, Any]) -> None:
-        """Passes an event of the calling thread on."""
+        """Pass an event of the calling thread on."""
         for sink in self._sinks:
             sink.add(event)
 
 
 DeviceProfile = Callable[[], AbstractContextManager[list[Event]]]
-"""A device's own profiler: gives a list that it fills when it ends."""
+"""Profiler of a device: a context with a list that is filled at its end."""
 
 
 class StepRecording:
@@ -286,7 +286,7 @@ class StepRecording:
         launched: int,
         device: DeviceProfile | None,
     ) -> None:
-        """Raises what the device's profiler raises."""
+        """Raises the errors of the device's profiler."""
         self._tracer = tracer
         self._wanted = steps
         self._launched = launched
@@ -300,33 +300,33 @@ class StepRecording:
         tracer.listen(self._buffer)
 
     def ended(self, step: int) -> None:
-        """Notes that a step has ended."""
+        """Note that a step has ended."""
         if step > self._launched and self.steps < self._wanted:
             self.steps += 1
             self._last = step
 
     @property
     def over(self) -> bool:
-        """True if there is nothing more to wait for."""
+        """True if all steps have ended or the time is over."""
         return self.steps >= self._wanted or self.remaining <= 0
 
     @property
     def remaining(self) -> float:
-        """Seconds until it ends in any case."""
+        """Seconds until the recording ends in any case."""
         return max(0.0, self._deadline - time.monotonic())
 
     @property
     def dropped(self) -> int:
-        """Events that there was no room for."""
+        """Number of events that were dropped for want of room."""
         return self._buffer.dropped
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the recording began."""
         return time.monotonic() - self._begun
 
     def finish(self) -> list[Event]:
-        """Ends it and returns its events. Raises what the device's profiler raises."""
+        """End the recording and return its events. Raises the errors of the device's profiler."""
         self._tracer.leave_out(self._buffer)
         try:
             if self._activities is not None:

@@ -64,7 +64,7 @@ class ConstraintCompiler:
         self.seconds = 0.0
 
     def find(self, options: ConstraintOptions) -> CompiledConstraint | None:
-        """What is compiled already."""
+        """Return a constraint that is compiled already, else None."""
         self._keep()
         found = self._compiled.get(options)
         if found is not None:
@@ -73,12 +73,12 @@ class ConstraintCompiler:
         return found
 
     def check_room(self) -> None:
-        """Raises QueueFull if there are as many tasks as may be."""
+        """Raise QueueFull if there are as many tasks as may be."""
         if len(self._compiling) + len(self._resuming) >= self._queue:
             raise QueueFull("grammar_queue", self._queue)
 
     def compile(self, options: ConstraintOptions, done: Callable[[], None]) -> Future[CompiledConstraint]:
-        """Compiles in another thread, which calls `done` at its end. The result raises ConstraintRefused."""
+        """Compile in another thread, which calls `done` at its end. The result raises ConstraintRefused."""
         found = self._compiling.get(options)
         if found is not None:
             self.reused += 1
@@ -94,7 +94,7 @@ class ConstraintCompiler:
         token_ids: Items[int],
         done: Callable[[], None],
     ) -> Future[Restriction]:
-        """Follows a sequence that has these tokens already, in another thread, as `compile` does."""
+        """Follow a sequence that has these tokens already, in another thread, as `compile` does."""
         future = self._submit(_resume, compiled, stop_ids, token_ids)
         self._resuming.add(future)
         future.add_done_callback(self._resuming.discard)
@@ -102,7 +102,7 @@ class ConstraintCompiler:
         return future
 
     def close(self) -> None:
-        """Gives up what is not begun."""
+        """Drop the tasks that have not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(
@@ -116,7 +116,7 @@ class ConstraintCompiler:
             threading.stack_size(before)
 
     def _keep(self) -> None:
-        """Keeps what was compiled since the last time."""
+        """Cache the constraints that were compiled since the last call."""
         for options, future in list(self._compiling.items()):
             if future.done():
                 del self._compiling[options]
@@ -143,7 +143,7 @@ class ConstraintCompiler:
 
 
 def _size(options: ConstraintOptions) -> int:
-    """Bytes of a source."""
+    """Return the bytes of a source."""
     return len(options.source.encode()) + len((options.after or "").encode())
 
 

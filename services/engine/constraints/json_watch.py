@@ -1,4 +1,4 @@
-"""What grammars cannot say of JSON: that a number has an end, and that a name stands once in its object.
+"""Rules of JSON that grammars cannot express: numbers end, and names are unique in their object.
 
 A text is followed byte by byte, and tokens are forbidden that would break a rule, as long as others may
 follow.
@@ -22,22 +22,22 @@ from services.engine.domain import ConstraintOptions
 _EXPONENT_DIGITS: Final = 3
 _DIGITS: Final = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH = b'"'[0], b"\\"[0]
-# What JSON has outside of strings, the letters being those of its three names and of exponents.
+# Characters of JSON outside of strings; the letters are those of its three names and of exponents.
 _OUTSIDE: Final = frozenset(b'{}[]:,"+-.0123456789eE \t\r\ntrufalsn')
 _QUOTED: Final = re.compile(rb'"(?=((?:[^"\\]|\\.)*)")', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonParts:
-    """Where a constrained text is JSON: behind each of some texts, up to what is no JSON, and, if `whole`,
-    from its beginning on."""
+    """Parts of a constrained text that are JSON: behind each of `begins`, up to the first text that is not,
+    and, if `whole`, from its beginning on."""
 
     begins: tuple[str, ...] = ()
     whole: bool = False
 
 
 def json_parts(options: ConstraintOptions) -> JsonParts | None:
-    """Where the texts of a constraint are JSON, which has been compiled; None: nowhere."""
+    """Return the parts of a compiled constraint's texts that are JSON; None: none is."""
     match options.kind:
         case ConstraintKind.JSON_SCHEMA:
             return JsonParts(whole=True)
@@ -57,7 +57,7 @@ def json_parts(options: ConstraintOptions) -> JsonParts | None:
 
 
 class JsonTokens:
-    """What the tokens of a vocabulary are to JSON. Numbers have at most `digits` digits before and behind
+    """Tokens of a vocabulary as pieces of JSON. Numbers have at most `digits` digits before and behind
     the point."""
 
     def __init__(self, vocabulary: Vocabulary, digits: int) -> None:
@@ -65,7 +65,7 @@ class JsonTokens:
         self.digits = digits
 
     def prepare(self) -> None:
-        """Makes the tables, which takes up to a second for a large vocabulary: not between two steps."""
+        """Make the tables, which takes up to a second for a large vocabulary: not between two steps."""
         _ = self._digit_sets, self.wide, self.quoted, self.vocabulary.order
 
     @cached_property
@@ -119,7 +119,7 @@ class _Level:
     tried: set[bytes] | None = None
 
     def trial(self) -> _Level:
-        """The same for a trial, whatever the number of names."""
+        """Return a copy for a trial, in constant time."""
         return _Level(self.names, self.name_next, set())
 
     def add(self, name: bytes) -> bool:
@@ -146,13 +146,13 @@ class _Place:
     repeated: bool = False
 
     def trial(self) -> _Place:
-        """The same place, from which to go on by a token that may not be taken."""
+        """Return the same place, from which to go on by a token that may not be taken."""
         string = None if self.string is None else bytearray(self.string)
         levels = [level.trial() for level in self.levels]
         return _Place(levels, string, self.escaped, self.is_name, self.part, self.run)
 
     def feed(self, text: bytes) -> int:
-        """Go on by a text. Returns how much of it is JSON."""
+        """Advance by a text. Return how much of it is JSON."""
         if self.string is not None and not self.escaped and b'"' not in text and b"\\" not in text:
             if self.is_name:
                 self.string += text
@@ -204,7 +204,7 @@ class _Place:
 
 
 class JsonWatch:
-    """Follows one text."""
+    """Place of one text in JSON, and the tokens that it excludes."""
 
     def __init__(self, parts: JsonParts, tokens: JsonTokens) -> None:
         self._tokens = tokens
@@ -215,7 +215,7 @@ class JsonWatch:
         self._place = _Place() if parts.whole else None
 
     def feed(self, text: bytes) -> None:
-        """Go on by a token's text."""
+        """Advance by a token's text."""
         while text:
             if self._place is not None:
                 used = self._place.feed(text)
@@ -232,7 +232,7 @@ class JsonWatch:
             self._place, text = _Place(), seen[found.end() :]
 
     def forbidden(self) -> Bits | None:
-        """Tokens that may not follow; None: any may."""
+        """Return the tokens that may not follow; None: any may."""
         place, tokens = self._place, self._tokens
         if place is None:
             return None
@@ -247,7 +247,7 @@ class JsonWatch:
         return None if not found else found[0] if len(found) == 1 else _union(found)
 
     def _repeats(self, place: _Place) -> Iterator[int]:
-        """Tokens that end a name which its object has."""
+        """Return the tokens that would end a name which the object has already."""
         known = [level.names for level in place.levels if level.names]
         if not known:
             return

@@ -1,4 +1,4 @@
-"""What may follow in one sequence: its grammar, the marker before it, and how it ends."""
+"""Restriction of one sequence: its grammar, the marker before it, and its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.engine.constraints.vocabulary import Bits, Grammar, Matcher, Vocab
 
 
 class Marker:
-    """Where a marker may end inside of a token. `text` is not empty.
+    """Tokens inside of which a marker may end. `text` is not empty.
 
     A token that completes the marker may go on behind it, and what it says there is the constrained text's
     beginning. So it is forbidden where the grammar does not begin that way.
@@ -37,7 +37,7 @@ class Marker:
                 self._forbidden[held] = bits_of(wrong, vocabulary.words)
 
     def _completions(self) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
-        """For each beginning of the marker, tokens that complete it and go on, with what comes behind it."""
+        """For each beginning of the marker, tokens that complete it, with their text behind it."""
         text, texts, order = self.text, self._vocabulary.texts, self._vocabulary.order
         whole = [(i, word.split(text, 1)[1]) for i, word in enumerate(texts) if text in word]
         yield 0, [(i, rest) for i, rest in whole if rest]
@@ -54,7 +54,7 @@ class Marker:
             yield held, found
 
     def forbidden(self, tail: bytes) -> Iterator[Bits]:
-        """Sets of tokens that may not follow a text that ends with this."""
+        """Return the set of tokens that may not follow a text that ends with this."""
         for held, bits in enumerate(self._forbidden):
             if bits is not None and tail.endswith(self.text[:held]):
                 yield bits
@@ -69,7 +69,7 @@ class MarkerSearch:
         self.found = False
 
     def feed(self, text: bytes) -> bytes | None:
-        """Takes the next part of the text. Returns what stands behind the marker, None before that."""
+        """Take the next part of the text. Return the text behind the marker, None before that."""
         wanted, seen = self._marker.text, self._tail + text
         before, found, rest = seen.partition(wanted)
         if found:
@@ -79,12 +79,12 @@ class MarkerSearch:
         return None
 
     def forbidden(self) -> Iterator[Bits]:
-        """Sets of tokens that may not follow."""
+        """Return the set of tokens that may not follow."""
         return self._marker.forbidden(self._tail)
 
 
 class Taken(Enum):
-    """What a token of the sequence did: it belongs to the text, ended it, or may not be there."""
+    """Effect of a token: it belongs to the text, ended it, or may not be there."""
 
     GOES_ON = "goes_on"
     ENDED = "ended"
@@ -92,7 +92,7 @@ class Taken(Enum):
 
 
 class CompiledConstraint:
-    """What all sequences with one constraint share. `json`: where their texts are JSON."""
+    """Parts that all sequences with one constraint share. `json`: the parts of their texts that are JSON."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CompiledConstraint:
         self._json = json
 
     def watch(self) -> JsonWatch | None:
-        """A new one for a text; None: no part of it is JSON."""
+        """Return a new watch of a text; None: no part of it is JSON."""
         return None if self._json is None else JsonWatch(*self._json)
 
 
@@ -131,7 +131,7 @@ class Restriction:
 
     @property
     def active(self) -> bool:
-        """False as long as anything may follow, for the marker was not seen."""
+        """False before the marker: anything may follow."""
         return self._search is None or self._search.found
 
     @property
@@ -140,7 +140,7 @@ class Restriction:
         return self.active and self.matcher.accepting
 
     def take(self, token_id: int) -> Taken:
-        """Goes on by a token."""
+        """Advance by a token."""
         if self._search is not None and not self._search.found:
             rest = self._search.feed(self._vocabulary.text(token_id))
             if not rest:
@@ -159,7 +159,9 @@ class Restriction:
         return taken
 
     def narrow(self, row: Bits, *, mask_stops: bool) -> None:
-        """Makes of what the matcher allows, int32 [W], what may be sampled; of anything if not `active`.
+        """Narrow the tokens that the matcher allows, int32 [W], to those that may be sampled.
+
+        If not `active`, narrow all tokens.
 
         `mask_stops`: none of the stop ids, unless nothing else is left.
         """
@@ -168,7 +170,7 @@ class Restriction:
             row &= logits
         if self._search is not None and not self._search.found:
             row[:] = -1 if logits is None else logits
-            # What is constrained is still to come.
+            # The constrained part is still to come.
             row &= ~bits(self._vocabulary.closing | self._vocabulary.eos_token_ids | self._controls)
             for forbidden in self._search.forbidden():
                 row &= ~forbidden

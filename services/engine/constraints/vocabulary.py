@@ -1,4 +1,4 @@
-"""The tokens of a model as bytes, and what a library that matches them against grammars has to offer."""
+"""Tokens of a model as bytes, and the interface of a library that matches them against grammars."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class ConstraintRefused(Exception):
 
 
 class Matcher(Protocol):
-    """How far one sequence has come in its grammar. Nothing here raises for what a grammar does."""
+    """Position of one sequence in its grammar. No method raises for the contents of a grammar."""
 
     def accept(self, token_ids: Sequence[int]) -> bool:
-        """Goes on by these tokens. False if one of them may not follow: the matcher is of no use then."""
+        """Advance by these tokens. False if one of them may not follow: the matcher is of no use then."""
 
     def allows(self, token_id: int) -> bool:
-        """True if the token may follow."""
+        """Return True if the token may follow."""
 
     @property
     def accepting(self) -> bool:
@@ -43,17 +43,17 @@ class Grammar(Protocol):
     """A compiled constraint."""
 
     def matcher(self) -> Matcher:
-        """A new matcher at its beginning. Takes microseconds."""
+        """Return a new matcher at the beginning, in microseconds."""
 
 
 class GrammarBackend(Protocol):
     """Compiles grammars, and asks many matchers at once."""
 
     def compile(self, options: ConstraintOptions) -> Grammar:
-        """Compiles, in any thread, in seconds at worst. Raises ConstraintRefused."""
+        """Compile, in any thread, in seconds at worst. Raises ConstraintRefused."""
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Bits) -> None:
-        """Sets row i of bits [M, W] to the tokens that a matcher allows next, for each (matcher, i).
+        """Set row i of bits [M, W] to the tokens that a matcher allows next, for each (matcher, i).
 
         If its text may end, the bits of the vocabulary's `closing` may be set as well. The row of one that
         fails says nothing.
@@ -68,14 +68,14 @@ class VocabularyError(Exception):
 
 
 class Vocabulary:
-    """Reads a tokenizer.json. Takes up to a second, and holds Python's lock meanwhile.
+    """Tokens of a tokenizer.json. Reading takes up to a second, and holds Python's lock meanwhile.
 
     `width`: tokens that logits have; what is beyond the tokenizer's own is never allowed. `eos_token_ids`:
     those of the model.
     """
 
     def __init__(self, tokenizer_json: str, width: int, eos_token_ids: Collection[int]) -> None:
-        """Raises VocabularyError."""
+        """Raise VocabularyError."""
         self.width = width
         self.eos_token_ids = frozenset(eos_token_ids)
         self._known, added = _read(tokenizer_json)
@@ -87,7 +87,7 @@ class Vocabulary:
             )
         except ValueError as error:
             raise VocabularyError(f"its tokenizer.json is not understood: {_line(error)}") from None
-        # What a matcher allows at the end of a text.
+        # Tokens that a matcher allows at the end of a text.
         self.closing = frozenset(self.guide.eos_tokens)
         # Ids that no text spells, by the text that stands for each.
         self.control = {text: token for text, token in added.items() if self.guide.is_special_token(token)}
@@ -96,11 +96,11 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """Numbers of a row of bits."""
+        """Length of a row of bits, in int32 words."""
         return -(-self.size // 32)
 
     def text(self, token_id: int) -> bytes:
-        """The bytes of a token, those of a control token being its name."""
+        """Return the bytes of a token, those of a control token being its name."""
         return self.guide.decode_bytes([token_id]) if token_id < self._known else _NO_BYTES
 
     @cached_property
@@ -126,7 +126,7 @@ class Vocabulary:
         }
 
     def tokens(self, text: bytes) -> list[int] | None:
-        """A few tokens that spell these bytes, in some way; None: there are none.
+        """Return a few tokens that spell these bytes, in some way; None: there are none.
 
         Not those of the model's tokenizer, which makes control tokens of their names and changes characters.
         """
@@ -144,7 +144,7 @@ class Vocabulary:
 
 
 def read_vocabulary(directory: Path, width: int, eos_token_ids: Collection[int]) -> Vocabulary:
-    """The vocabulary of a model directory. Raises VocabularyError."""
+    """Return the vocabulary of a model directory. Raises VocabularyError."""
     path = directory / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -154,7 +154,7 @@ def read_vocabulary(directory: Path, width: int, eos_token_ids: Collection[int])
 
 
 def bits_of(token_ids: Iterable[int], words: int) -> Bits:
-    """The set of these tokens below words * 32, int32 [words], not to be written to."""
+    """Return the set of these tokens below words * 32, int32 [words], not to be written to."""
     flat = np.zeros(words * 32, dtype=np.uint8)
     flat[[token_id for token_id in token_ids if token_id < words * 32]] = 1
     bits: Bits = np.packbits(flat, bitorder="little").view(np.int32)
@@ -163,7 +163,7 @@ def bits_of(token_ids: Iterable[int], words: int) -> Bits:
 
 
 def _read(tokenizer_json: str) -> tuple[int, dict[str, int]]:
-    """One more than the highest id of the tokenizer, and the ids of its added tokens by their text."""
+    """Return one more than the tokenizer's highest id, and the ids of its added tokens by their text."""
     try:
         content = json.loads(tokenizer_json)
         vocab: Any = content["model"]["vocab"]

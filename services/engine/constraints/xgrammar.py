@@ -32,11 +32,11 @@ from services.engine.constraints.vocabulary import (
 )
 from services.engine.domain import ConstraintOptions
 
-# What says nothing about a value.
+# Keywords that say nothing about a value.
 _NOTES: Final = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
-# Of these one alone decides.
+# Keywords of which one alone decides.
 _CHOICES: Final = frozenset({"enum", "const", "$ref", "anyOf"})
 _BY_TYPE: Final[dict[str, frozenset[str]]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
@@ -59,7 +59,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def honoured(schema: Any) -> Any:
-    """The schema as xgrammar honours it. Raises ConstraintRefused for what it might pass over.
+    """Return the schema as xgrammar honours it. Raises ConstraintRefused for what it might pass over.
 
     Its depth was checked before.
     """
@@ -112,7 +112,7 @@ def _check_typed(schema: dict[str, Any], keys: set[str]) -> None:
 
 
 def _write_lengths(schema: dict[str, Any]) -> None:
-    """Strings of some length as a pattern: xgrammar would let control characters in, which is no JSON."""
+    """Express a string's length as a pattern: xgrammar would allow control characters, which are no JSON."""
     if "minLength" in schema or "maxLength" in schema:
         least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
         schema["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{least},{most}}}$'
@@ -182,7 +182,7 @@ class XgrammarBackend:
         self, library: Any, vocabulary: Vocabulary, threads: int, limits: ConstraintLimits = DEFAULT_LIMITS
     ) -> None:
         control = set(vocabulary.control.values())
-        # What has no text is never part of one.
+        # Tokens without text are never part of one.
         texts = [b"" if token in control else text for token, text in enumerate(vocabulary.texts)]
         info = library.TokenizerInfo(
             texts,
@@ -193,13 +193,13 @@ class XgrammarBackend:
         self._library = library
         self._limits = limits
         self._words = vocabulary.words
-        # Whoever calls it has threads, and keeps what was compiled.
+        # The caller has threads and a cache of its own.
         self._compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._batch = library.BatchGrammarMatcher(threads)
 
     def compile(self, options: ConstraintOptions) -> Grammar:
         try:
-            # What it refuses is refused here too.
+            # A refusal of llguidance holds here too.
             to_llguidance(options.kind, options.source, self._limits, closed=options.closed)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None
@@ -238,7 +238,7 @@ class XgrammarBackend:
 
 
 def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
-    """A structural tag of the contract as one of xgrammar."""
+    """Return a structural tag of the contract as one of xgrammar."""
     tags: list[dict[str, Any]] = []
     for structure in given["structures"]:
         if structure.get("parameters") is not None:
@@ -264,13 +264,13 @@ def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
 
 
 def _json(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
-    """A JSON value of a schema."""
+    """Return a JSON value of a schema."""
     schema = honoured(clean_schema(schema, limits))
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITE_SPACE}
 
 
 def _only(tags: list[dict[str, Any]], *, single: bool) -> dict[str, Any]:
-    """Nothing but tags: a `single` one, or one at least."""
+    """Return a tag of tags alone: a `single` one, or one at least."""
     tag = {"type": "or", "elements": [{"type": "tag", **each} for each in tags]}
     if single:
         return tag
@@ -282,7 +282,7 @@ def _only(tags: list[dict[str, Any]], *, single: bool) -> dict[str, Any]:
 def open_xgrammar(
     vocabulary: Vocabulary, threads: int, limits: ConstraintLimits = DEFAULT_LIMITS
 ) -> GrammarBackend:
-    """Raises ValueError if the package is not there."""
+    """Raise ValueError if the package is not there."""
     try:
         library = importlib.import_module("xgrammar")
     except ImportError as error:

@@ -12,7 +12,7 @@ from services.engine.link import BlockingLink
 
 
 def main() -> int:
-    """Runs the core on the link of the command line."""
+    """Run the core on the link of the command line."""
     parser = argparse.ArgumentParser(prog="python -m services.engine.core", description=__doc__)
     parser.add_argument("--link-fd", type=int, required=True, help="descriptor of the connected socket")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""KV of prompts on its way from other engines, and the threads beside the loop that fetch it."""
+"""KV that is on its way from other engines, and the threads that fetch it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = get_logger(__name__)
 
 Work = Callable[[], None]
 
-# What is at work then waits for another engine, and for that no process should.
+# A fetch at work then waits for another engine, for which the end of a process should not wait.
 _CLOSING_S = 1.0
 
 
 class Fetchers:
-    """Up to `count` threads, started as they are needed. They do not hold up the end of the process."""
+    """Up to `count` threads, started on demand. The end of the process does not wait for them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -35,7 +35,7 @@ class Fetchers:
         self._threads: list[threading.Thread] = []
 
     def run(self, work: Work) -> None:
-        """Runs it when a thread is free. What it raises is logged."""
+        """Run `work` when a thread is free. Errors are logged."""
         self._queue.put(work)
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._work, name="kv fetch", daemon=True)
@@ -43,7 +43,7 @@ class Fetchers:
             thread.start()
 
     def close(self) -> None:
-        """Lets each thread end after what it is at, and waits for that for a moment.
+        """Let each thread end after its present work, and wait for that for a moment.
 
         A thread that wakes up while the interpreter ends is unwound by it, which C++ answers with an abort.
         """
@@ -68,12 +68,12 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.4
 
 Waiting = tuple[Sequence, SubmitSequence]
-"""A sequence outside of the scheduler, with what submitted it."""
+"""A sequence outside of the scheduler, with its submission."""
 
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """One prompt on its way. `followers` have the same prompt and wait for it."""
+    """KV of one prompt on its way. `followers` have the same prompt and wait for it."""
 
     sequence: Sequence
     message: SubmitSequence
@@ -83,7 +83,7 @@ class Arrival:
     # Places for chunks that have arrived and that the device has not copied yet.
     ahead: threading.Semaphore = field(init=False)
     followers: list[Waiting] = field(default_factory=list)
-    # Set by the loop: nobody wants it any more.
+    # Set by the loop: the KV is not wanted any more.
     cancelled: bool = False
     # Blocks that came, and those of them that are on the device.
     came: int = 0
@@ -95,13 +95,13 @@ class Arrival:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is on the device."""
+        """True if all of the KV is on the device."""
         return self.fetched and self.written == self.fetch.count
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks that came, from the arrival's block `first` on."""
+    """News: blocks that came, from the arrival's block `first` on."""
 
     arrival: Arrival
     first: int
@@ -110,7 +110,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The device has so many of them, or failed."""
+    """News: the device has written so many blocks, or failed."""
 
     arrival: Arrival
     count: int
@@ -119,14 +119,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Nothing more comes."""
+    """News: the fetch is over."""
 
     arrival: Arrival
     fault: TransferFault | None
 
 
 class Fetching:
-    """Fetches for the loop, which reads what its threads have to say from `news`.
+    """Threads that fetch for the loop, which reads their `news`.
 
     A chunk waits in its thread until there is a place for it, so that what has come is bounded.
     """
@@ -138,20 +138,20 @@ class Fetching:
         self.wake: Callable[[], None] = lambda: None
 
     def begin(self, arrival: Arrival) -> None:
-        """Fetches all chunks of it, in a thread."""
+        """Fetch all chunks of a prompt, in a thread."""
         self._fetchers.run(lambda: self._fetch(arrival))
 
     def decline(self, connector: Connector, fetch: Fetch) -> None:
-        """Tells the other engine that it need not keep what is offered; nobody waits until it knows."""
+        """Tell the other engine, without waiting, that it need not keep its offer."""
         self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
 
     def tell(self, news: Chunk | Written | Fetched) -> None:
-        """Gives the loop something to read. From any thread."""
+        """Pass news to the loop, from any thread."""
         self.news.append(news)
         self.wake()
 
     def close(self) -> None:
-        """Ends the threads as soon as they look up."""
+        """Tell the threads to end."""
         self._fetchers.close()
 
     def _fetch(self, arrival: Arrival) -> None:
@@ -167,7 +167,7 @@ class Fetching:
         self.tell(Fetched(arrival, fault))
 
     def _ask(self, arrival: Arrival) -> None:
-        """Fetches; an engine that has no room for one more transfer is asked again."""
+        """Fetch; ask an engine again that has no room for one more transfer."""
         pause = _FIRST_PAUSE_S
         while not arrival.cancelled:
             try:
@@ -199,9 +199,9 @@ _OVERTIME_S: Final = 1.0
 
 
 class Arrivals:
-    """All prompts on their way. Its methods are the loop's; threads talk to it by news.
+    """All prompts on their way. Called from the loop's thread; other threads send news.
 
-    Whatever goes wrong, the sequence goes on without: its prompt is computed here.
+    Whatever goes wrong, the sequence is queued without its KV: its prompt is computed here.
     """
 
     def __init__(
@@ -231,11 +231,11 @@ class Arrivals:
         self.bytes_received = 0
 
     def __len__(self) -> int:
-        """Sequences that wait here."""
+        """Number of sequences that wait here."""
         return len(self._ready) + sum(1 + len(arrival.followers) for arrival in self._live.values())
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Tells what wakes the loop, from any thread."""
+        """Set the function that wakes the loop, from any thread."""
         self._fetching.wake = wake
 
     @property
@@ -244,7 +244,7 @@ class Arrivals:
         return len(self._live)
 
     def begin(self, sequence: Sequence, message: SubmitSequence) -> bool:
-        """True if the sequence waits here: for its KV, or for one with the same prompt that does."""
+        """Return True if the sequence waits here: for its KV, or for one with the same prompt that does."""
         leader = self._live.get(message.same_prompt_as)
         if message.kv_offer is None:
             if leader is not None:
@@ -256,12 +256,12 @@ class Arrivals:
         return sequence.key in self._live
 
     def ready(self) -> list[Waiting]:
-        """Takes those that go on, with their KV or without, in an order in which leaders come first."""
+        """Take the sequences that are to be queued, with their KV or without, leaders first."""
         ready, self._ready = self._ready, []
         return ready
 
     def abort(self, key: int) -> Sequence | None:
-        """Takes out one that waits, and returns it."""
+        """Take out a sequence that waits, and return it."""
         arrival = self._live.get(key)
         if arrival is not None:
             self._end(arrival)
@@ -283,7 +283,7 @@ class Arrivals:
         return max(0.0, min(limits) + _OVERTIME_S - self._clock()) if limits else None
 
     def turn(self) -> None:
-        """Takes what the threads say, and gives the device what arrived."""
+        """Handle the news, and give the device the blocks that arrived."""
         writes, news = 0, self._fetching.news
         while news and writes < self._copies.per_turn:
             match news.popleft():
@@ -308,7 +308,7 @@ class Arrivals:
             self._fail(arrival, TransferFault.TIMEOUT)
 
     def close(self) -> None:
-        """Ends the threads as soon as they look up."""
+        """Tell the threads to end."""
         for arrival in self._live.values():
             arrival.cancelled = True
         self._fetching.close()
@@ -373,11 +373,11 @@ class Arrivals:
         self._copies.write(arrival.incoming.blocks[chunk.first : chunk.first + count], chunk.data, done)
 
     def _holds(self, arrival: Arrival) -> bool:
-        """Whether its blocks were not given up."""
+        """Return whether the arrival still has its blocks."""
         return self._scheduler.transfer_blocks.table(arrival.sequence.key) is arrival.incoming.blocks
 
     def _complete(self, arrival: Arrival) -> None:
-        """Lets the sequence go on if all of its KV is there."""
+        """Make the sequence ready if all of its KV is there."""
         if not arrival.whole or arrival.cancelled:
             return
         if not self._scheduler.arrived(arrival.sequence, arrival.incoming):
@@ -387,7 +387,7 @@ class Arrivals:
         self._ready += [(arrival.sequence, arrival.message), *arrival.followers]
 
     def _fail(self, arrival: Arrival, fault: TransferFault) -> None:
-        """Lets the sequence go on without the KV."""
+        """Make the sequence ready without the KV."""
         if arrival.cancelled:
             return
         self._count(fault, arrival.sequence.key)
@@ -395,7 +395,7 @@ class Arrivals:
         self._ready += [(arrival.sequence, arrival.message), *arrival.followers]
 
     def _end(self, arrival: Arrival) -> None:
-        """Frees what it holds; its thread ends when it looks up."""
+        """Free the arrival's blocks and tell its thread to end."""
         arrival.cancelled = True
         arrival.ahead.release()
         del self._live[arrival.sequence.key]

@@ -43,13 +43,13 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class BeamPath:
-    """A token and how it was reached; `before` is None for the first that was generated."""
+    """A token and the path to it; `before` is None for the first generated token."""
 
     before: BeamPath | None
     token: ScoredToken
 
     def tokens(self) -> tuple[ScoredToken, ...]:
-        """All tokens, from the first on."""
+        """Return all tokens, from the first on."""
         backwards = [self.token]
         path = self.before
         while path is not None:
@@ -58,13 +58,13 @@ class BeamPath:
         return tuple(reversed(backwards))
 
 
-# What is sent as float32 must not become infinite there.
+# Scores are sent as float32 and must not become infinite there.
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A beam that goes on: the index of the one it comes from, and its new token."""
+    """Next token of a beam: the index of the beam that it continues, and the token."""
 
     parent: int
     token_id: int
@@ -80,7 +80,7 @@ class Hypothesis:
 
     @property
     def stop_token_id(self) -> int | None:
-        """The token that ended it, if one did."""
+        """Token that ended the beam, if one did."""
         return self.tokens[-1].token_id if self.reason is FinishReason.STOP else None
 
 
@@ -105,7 +105,7 @@ class _Ranked:
 
 
 class BeamSearch:
-    """Begins with one beam, the prompt. `longest`: tokens that a beam has at the most.
+    """One search; it begins with one beam, the prompt. `longest`: most tokens of a beam.
 
     `alternatives`: how many are kept for each token, to be reported.
     """
@@ -122,7 +122,7 @@ class BeamSearch:
         self._length = 0
 
     def advance(self, candidates: Items[Items[Candidate]]) -> list[Continuation]:
-        """Takes the best tokens after each running beam, and returns the beams that go on, best first.
+        """Take the best tokens after each running beam, and return the beams that go on, best first.
 
         `candidates` has a list for each running beam, in their order, the best first: at least `width` that
         are no stop tokens, if there are so many, and all that are better than these. Values that are not
@@ -149,7 +149,7 @@ class BeamSearch:
         return [Continuation(one.parent, one.candidate[0]) for one in going]
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The finished beams to report, best first."""
+        """Return the finished beams to report, best first."""
         best = self._finished[: self._options.results]
         return [Hypothesis(one.path.tokens(), one.score, one.reason) for one in best]
 
@@ -165,7 +165,7 @@ class BeamSearch:
         return BeamPath(self._running[one.parent].path, token)
 
     def _score(self, total: np.float32) -> float:
-        """A sum of log probabilities over the number of tokens to the power of the length penalty."""
+        """Return a sum of log probabilities over the number of tokens to the power of the length penalty."""
         length: float = float(self._length) ** self._options.length_penalty
         score = float(total) / length
         return min(max(score, -_LARGEST), _LARGEST)
@@ -175,7 +175,7 @@ class BeamSearch:
         self._finished = merged[: self._options.width]
 
     def _is_over(self, best: np.float32) -> bool:
-        """With as many finished beams as are wanted: whether the running ones can still displace one.
+        """Return whether no running beam can displace one of as many finished beams as are wanted.
 
         As in transformers, the best of these is taken as if it ended here.
         """
@@ -194,7 +194,7 @@ class _Live:
 
 
 class BeamSearches:
-    """Every method is quick: one decision costs a sort of the beams' best tokens."""
+    """Live searches by the keys of their leads. One decision costs a sort of the beams' best tokens."""
 
     def __init__(self, scheduler: Scheduler, eos_token_ids: Collection[int]) -> None:
         self._scheduler = scheduler
@@ -203,12 +203,12 @@ class BeamSearches:
         self._last_key = 0
 
     def submit(self, message: SubmitSequence, options: BeamOptions) -> None:
-        """Queues a search. Raises as `Scheduler.add_beams` does."""
+        """Queue a search. Raises as `Scheduler.add_beams` does."""
         lead = sequence_from(message, self._eos_token_ids)
-        # The best token and those behind it, whatever else was asked for.
+        # The search needs the best token and those behind it, whatever else the caller asks for.
         sampling = replace(message.sampling, temperature=0.0, top_logprobs=MAX_TOP_LOGPROBS)
         lead.params = replace_fields(lead.params, sampling=sampling)
-        # The prompt is computed, and scored if anybody asks for that, by one of them.
+        # One of them computes the prompt, and scores it if the caller asks for that.
         others = replace_fields(lead.params, sampling=replace(sampling, prompt_logprobs=-1))
         members = [lead, *(self._member(lead, others) for _ in range(options.width - 1))]
         self._scheduler.add_beams(members)
@@ -221,13 +221,13 @@ class BeamSearches:
         self._live[lead.key] = _Live(search, options)
 
     def note(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> None:
-        """Keeps the best tokens after a beam. There may be none: it ends then."""
+        """Keep the best tokens after a beam. If there are none, the beam ends."""
         live = self._live.get(group.lead.key)
         if live is not None:
             live.candidates[beam.key] = token.top
 
     def advance(self, group: BeamGroup) -> list[HypothesisRow] | None:
-        """Chooses the tokens of a group whose beams have all been noted; None if the search goes on."""
+        """Choose the next tokens of a group whose beams were all noted; return the hypotheses at the end."""
         live = self._live[group.lead.key]
         chosen = live.search.advance([live.candidates[beam.key] for beam in group.active])
         if not chosen:
@@ -236,7 +236,7 @@ class BeamSearches:
         return None
 
     def forget(self, key: int) -> None:
-        """The sequence with this key has ended; it may have been a search."""
+        """Drop the search of a sequence that ended, if it was one."""
         self._live.pop(key, None)
 
     def _member(self, lead: Sequence, params: SequenceParams) -> Sequence:
@@ -264,7 +264,7 @@ def _row(hypothesis: Hypothesis, options: BeamOptions) -> HypothesisRow:
 
 
 def check_beams(options: BeamOptions, message: SubmitSequence, max_width: int) -> None:
-    """Raises SequenceRefused for a beam search that is malformed or wider than the engine takes."""
+    """Raise SequenceRefused for a beam search that is malformed or wider than the engine takes."""
     if not 1 <= options.width <= max_width:
         raise _invalid(f"a search of {options.width} beams is outside 1 to {max_width} (max_beam_width)")
     if not 1 <= options.results <= options.width:

@@ -29,9 +29,9 @@ log = get_logger(__name__)
 
 
 def cpus_of(options: EngineOptions) -> EngineCpus:
-    """Threads of the forwards and, if they are bound, the CPU of each. Raises ValueError, one line."""
+    """Return the threads of the forwards and, if bound, the CPU of each. Raises ValueError, one line."""
     try:
-        # By itself an engine does not know who else computes here, so it takes no CPU that it was not given.
+        # An engine does not know the other users of the machine, so it takes no CPU that it was not given.
         binding = Binding(lists=parse_binding(options.cpu_bind).lists)
         placed = place(read_topology(), 1, binding, options.cpu_reserve or 0).engines[0]
     except ValueError as error:
@@ -48,7 +48,7 @@ def cpus_of(options: EngineOptions) -> EngineCpus:
 
 _HPUS = ("hpu", "sim")
 
-# Settings that tell in some modes alone.
+# Settings that have an effect in some modes alone.
 _LAZY = (ExecutionMode.LAZY, ExecutionMode.GRAPH)
 _COMPILED = (ExecutionMode.COMPILE,)
 _MODES = {
@@ -60,7 +60,7 @@ _MODES = {
 
 
 def device_of(options: EngineOptions) -> Device:
-    """Opens it. Raises DeviceError, or ValueError for options that contradict each other."""
+    """Open the device of the options. Raises DeviceError, or ValueError for contradicting options."""
     mode = execution_mode(
         options.device,
         compiled=options.compile,
@@ -93,7 +93,7 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
 
 
 def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
-    """The part of the options that a CPU takes."""
+    """Return the part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
     cache = expanded(options.cache_dir) if options.cache_dir else None
     return CpuSettings(
@@ -107,7 +107,7 @@ def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) ->
 
 
 def hpu_settings(options: EngineOptions) -> HpuSettings:
-    """The part of the options that an HPU takes."""
+    """Return the part of the options that an HPU takes."""
     cache = None
     if options.recipe_cache is not None:
         cache = RecipeCache(options.recipe_cache, options.recipe_cache_mib, options.recipe_cache_clear)

@@ -51,7 +51,7 @@ class ServingRecorder:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ValueError if the file cannot be written."""
+        """Raise ValueError if the file cannot be written."""
         self._recorder = None if path is None else Recorder(path)
         self._launches: dict[int, float] = {}
         self._ended = 0.0
@@ -107,7 +107,6 @@ class GeneratingEngine:
     grammars: Grammars = NO_GRAMMARS
 
     def work(self, wake: Callable[[], None], report: Callable[[], None]) -> GenerationWork:
-        """See `loop.Engine`."""
         return GenerationWork(self, wake, report)
 
     def close(self) -> None:
@@ -178,7 +177,6 @@ class GenerationWork:
 
     @property
     def steppable(self) -> bool:
-        """See `loop.Work`."""
         return self._scheduler.has_work or self._in_flight is not None
 
     @property
@@ -189,7 +187,6 @@ class GenerationWork:
 
     @property
     def steps(self) -> int:
-        """See `loop.Work`."""
         return self._runner.launches
 
     # Intake: checked, then to the scheduler at once, or when KV or a constraint that it waits for is there.
@@ -275,11 +272,9 @@ class GenerationWork:
             self._background.turn(busy=True)
 
     def warm_up(self) -> bool:
-        """See `loop.Work`."""
         return self._background is not None and self._background.turn(busy=False)
 
     def take(self) -> StepColumns:
-        """See `loop.Work`."""
         return self._columns.take()
 
     def load(self) -> CoreLoad:
@@ -430,7 +425,7 @@ class GenerationWork:
 
 
 def check_token_ids(message: SubmitSequence, vocab_size: int) -> None:
-    """Raises SequenceRefused for an id that indexes no logit: a negative one would mean another's."""
+    """Raise SequenceRefused for an id that indexes no logit: a negative one would mean another's."""
     sampling = message.sampling
     lists = {
         "the sequence": message.token_ids,

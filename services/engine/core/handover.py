@@ -1,4 +1,4 @@
-"""An engine's part in disaggregated serving: what it offers, or what it fetches, as the loop drives it."""
+"""An engine's part in a prefill/decode split: KV offered to others, or fetched, as its role says."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _STRETCHED = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class OfferTerms:
-    """What an offer says beside its ticket, and for how long and for how many blocks it holds."""
+    """Common facts of all offers; `ttl_s` is the life of one, `most_blocks` bounds all."""
 
     connector: str
     address: str
@@ -77,7 +77,7 @@ class PendingRead:
         self._copy: Future[HostCopy] = Future()
 
     def done(self, result: HostCopy | Exception) -> None:
-        """The device has begun the copy, or failed."""
+        """Pass on the copy that the device has begun, or its failure."""
         if not isinstance(result, Exception):
             self._copy.set_result(result)
         elif isinstance(result, TransferError):
@@ -103,7 +103,7 @@ class _Offer:
 
 
 class OfferBook:
-    """All offers, the oldest first. Implements `BlockSource`, whose methods any thread calls.
+    """All offers, the oldest first. Implements `BlockSource`, for calls from any thread.
 
     The others are the loop's. Blocks are read when they are asked for, in the order of the device's work: a
     read that the loop has begun is whole, whatever happens to the blocks afterwards.
@@ -139,23 +139,20 @@ class OfferBook:
         return len(self._offers)
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Tells what wakes the loop, from any thread."""
+        """Set the function that wakes the loop, from any thread."""
         self._wake = wake
 
     @property
     def chunk_blocks(self) -> int:
-        """See BlockSource."""
         return self._copies.blocks
 
     def find(self, name: bytes) -> Offered | None:
-        """See BlockSource."""
         with self._lock:
             offer = self._by_name.get(name)
         return None if offer is None else offer.offered
 
     @contextmanager
     def reading(self, offered: Offered) -> Iterator[None]:
-        """See BlockSource."""
         with self._lock:
             self._readers[offered.key] += 1
         try:
@@ -169,19 +166,17 @@ class OfferBook:
             self._wake()
 
     def read(self, offered: Offered, first: int, count: int) -> PendingRead:
-        """See BlockSource."""
         read = PendingRead(offered, first, count)
         self._reads.append(read)
         self._wake()
         return read
 
     def fetched(self, offered: Offered) -> None:
-        """See BlockSource."""
         self._fetched.append(offered.key)
         self._wake()
 
     def offer(self, sequence: Sequence) -> OfferedKv | None:
-        """Offers what is kept of a sequence that has just ended; None if it was given up already."""
+        """Offer the KV of a sequence that has just ended; None if its blocks were evicted already."""
         terms, blocks = self.terms, self._transfer_blocks.table(sequence.key)
         if terms is None or blocks is None:
             return None
@@ -209,7 +204,7 @@ class OfferBook:
         )
 
     def withdraw(self, key: int) -> bool:
-        """Ends an offer that nobody will fetch. False if there is none."""
+        """End an offer that will not be fetched. False if there is none."""
         if key not in self._offers:
             return False
         self._transfer_blocks.release(self._drop(key))
@@ -217,14 +212,14 @@ class OfferBook:
         return True
 
     def patience(self) -> float | None:
-        """Seconds until something is to be done; None: nothing ever."""
+        """Return the seconds until something falls due; None: nothing does."""
         if self._reads or self._fetched:
             return 0.0
         oldest = self._oldest()
         return None if oldest is None else max(0.0, self._offers[oldest].expires - self._clock())
 
     def turn(self) -> bool:
-        """Ends what is over, and begins reads. True if blocks came free since the last turn."""
+        """End offers that are over, and begin reads. True if blocks came free since the last turn."""
         while self._fetched:
             key = self._fetched.popleft()
             if key in self._offers:
@@ -237,7 +232,7 @@ class OfferBook:
         return freed
 
     def _end_old(self) -> None:
-        # The scheduler gives up the oldest first, whoever reads them.
+        # The scheduler evicts the oldest first, also while they are read.
         while (oldest := next(iter(self._offers), None)) is not None and oldest not in self._transfer_blocks:
             self._drop(oldest)
             self.evicted += 1
@@ -247,7 +242,7 @@ class OfferBook:
             self.expired += 1
 
     def _oldest(self) -> int | None:
-        """The oldest offer that nobody fetches now: what is fetched has a deadline of its own."""
+        """Return the oldest offer that is not being fetched: a fetch has a deadline of its own."""
         with self._lock:
             return next((key for key in self._offers if key not in self._readers), None)
 
@@ -260,7 +255,7 @@ class OfferBook:
         self._copies.read(offer.blocks[read.first : read.first + read.count], read.done)
 
     def _drop(self, key: int) -> int:
-        """Forgets an offer; returns its key."""
+        """Forget an offer; return its key."""
         with self._lock:
             offer = self._offers.pop(key)
             del self._by_name[offer.name]
@@ -270,7 +265,7 @@ class OfferBook:
 
 
 class Handover:
-    """Either part, or none. `close` ends the connectors."""
+    """Offers, arrivals, or neither, as the role says."""
 
     def __init__(
         self,
@@ -285,11 +280,11 @@ class Handover:
         self._connectors = connectors
 
     def __len__(self) -> int:
-        """Sequences that wait for KV."""
+        """Number of sequences that wait for KV."""
         return 0 if self._arrivals is None else len(self._arrivals)
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Tells what wakes the loop, from any thread."""
+        """Set the function that wakes the loop, from any thread."""
         for part in (self._offers, self._arrivals):
             if part is not None:
                 part.attach(wake)
@@ -301,11 +296,11 @@ class Handover:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def begin(self, sequence: Sequence, message: SubmitSequence) -> bool:
-        """True if the sequence waits for KV, or for one that does; `turn` gives it back."""
+        """Return True if the sequence waits for KV, or for one that does; `turn` gives it back."""
         return self._arrivals is not None and self._arrivals.begin(sequence, message)
 
     def turn(self) -> tuple[list[Waiting], bool]:
-        """What is due. Returns those that go on, and whether blocks came free."""
+        """Do what is due. Return the sequences to be queued, and whether blocks came free."""
         freed = self._offers is not None and self._offers.turn()
         if self._arrivals is None:
             return [], freed
@@ -313,22 +308,22 @@ class Handover:
         return self._arrivals.ready(), freed
 
     def abort(self, key: int) -> Sequence | None:
-        """Takes out one that waits, and returns it; or withdraws what a sequence that ended offers."""
+        """Take out a sequence that waits, and return it; or withdraw the offer of one that ended."""
         if self._offers is not None:
             self._offers.withdraw(key)
         return None if self._arrivals is None else self._arrivals.abort(key)
 
     def offer(self, sequence: Sequence) -> OfferedKv | None:
-        """The offer of what was computed for another engine; None if it was given up already."""
+        """Offer KV that was computed for another engine; None if it was evicted already."""
         return None if self._offers is None else self._offers.offer(sequence)
 
     def forget(self, key: int) -> None:
-        """Told of a sequence that ended before the scheduler had it: KV that came for it is freed."""
+        """Free KV that came for a sequence that ended before the scheduler had it."""
         if self._arrivals is not None:
             self._scheduler.transfer_blocks.release(key)
 
     def load(self) -> TransferLoad:
-        """For reports."""
+        """Return the figures of transfers since the start."""
         load = TransferLoad()
         if (book := self._offers) is not None:
             load = TransferLoad(
@@ -356,7 +351,7 @@ class Handover:
         return load
 
     def close(self) -> None:
-        """Ends all threads, or lets them end soon."""
+        """End the connectors and tell all threads to end."""
         if self._arrivals is not None:
             self._arrivals.close()
         for connector in self._connectors:
@@ -364,9 +359,9 @@ class Handover:
 
 
 def prompt_alone(message: SubmitSequence) -> Sequence:
-    """The sequence that computes a prompt for another engine: all of it but the last token.
+    """Return the sequence that computes a prompt for another engine: all of it but the last token.
 
-    It samples one token, which nobody sees: the scheduler ends a sequence with one, and whether the logits
+    It samples one token, which is never sent: the scheduler ends a sequence with one, and whether the logits
     are numbers tells whether the KV is. Raises SequenceRefused for what cannot be handed over.
     """
     if not 2 <= message.prompt_len == len(message.token_ids) or message.beams is not None:
@@ -400,7 +395,7 @@ def open_handover(
     scheduler: Scheduler,
     copies: BlockCopies,
 ) -> Handover:
-    """The part that the role asks for. Raises StartError if a connector cannot be had."""
+    """Open the part that the role asks for. Raises StartError if a connector cannot be opened."""
     if options.role == "both":
         return Handover(scheduler)
     settings = TransferSettings(
@@ -438,7 +433,7 @@ def open_handover(
 def layout_of(
     options: EngineOptions, block_size: int, model: PagedModel, directory: Path, config: Mapping[str, Any]
 ) -> bytes:
-    """What two engines must have alike so that one's blocks mean the same in the other, as 16 bytes.
+    """Return a digest, 16 bytes, of the facts that two engines must share to exchange blocks.
 
     The same model with other weights, a fine-tune say, is another one.
     """

@@ -45,7 +45,7 @@ class Profiler:
         self._failure: str | None = None
 
     def start(self, message: StartProfile, launched: int) -> None:
-        """Begins a profile of the steps after the `launched`-th. What goes wrong is told by its end."""
+        """Begin a profile of the steps after the `launched`-th. Errors are reported with its end."""
         self._drop()
         self._id, self._failure = message.id, None
         try:
@@ -61,12 +61,12 @@ class Profiler:
             self._failure = self._reason(error)
 
     def cancel(self, message: CancelProfile) -> None:
-        """Ends this profile, if it is the one that runs, without a result."""
+        """End this profile, if it is the one that runs, without a result."""
         if message.id == self._id:
             self._drop()
 
     def ended(self, step: int) -> None:
-        """Notes that a step has ended."""
+        """Note that a step has ended."""
         if self._recording is not None:
             self._recording.ended(step)
 
@@ -76,7 +76,7 @@ class Profiler:
         return None if self._recording is None else self._recording.remaining
 
     def due(self) -> Iterable[ProfilePart | ProfileEnd]:
-        """What is to be sent now: nothing, or all of a profile that is over."""
+        """Yield a profile that is over, with its end; else nothing."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             yield ProfileEnd(self._id, error=failure)
@@ -141,7 +141,7 @@ class Work(Protocol):
         """Launch the next step if there is one, end the one before. True if there is something to report."""
 
     def settle(self) -> None:
-        """Do the chores that may wait until a step's tokens are sent."""
+        """Do the work that may wait until a step's tokens are sent."""
 
     def warm_up(self) -> bool:
         """Visit one shape for an idle engine; False if none is left."""

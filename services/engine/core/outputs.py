@@ -39,7 +39,7 @@ class StepBuilder:
         return bool(self._columns.keys or self._prompts)
 
     def add_outcome(self, outcome: Outcome, token: SampledToken | None) -> None:
-        """Adds what the scheduler made of a sampled token, or of an end without one."""
+        """Add the outcome of a sampled token, or an end without one."""
         columns, sequence, token_id = self._columns, outcome.sequence, outcome.token_id
         columns.keys.append(sequence.key)
         if token_id is None:
@@ -53,19 +53,19 @@ class StepBuilder:
             self._end(len(columns.keys) - 1, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
 
     def add_hypotheses(self, sequence: Sequence, found: list[HypothesisRow]) -> None:
-        """Adds the end of a beam search with what it found, best first."""
+        """Add the end of a beam search with its hypotheses, best first."""
         row, best = self._add_row(sequence.key), found[0]
         self.numbers += sum(len(one.token_ids) + 2 * len(one.top_ids or ()) for one in found)
         self._end(row, sequence, best.reason, stop_token_id=best.stop_token_id, hypotheses=found)
 
     def add_offer(self, sequence: Sequence, offer: OfferedKv | None) -> None:
-        """Adds the end of a sequence whose prompt was computed for another engine. It emits nothing."""
+        """Add the end, without a token, of a sequence whose prompt was computed for another engine."""
         self._end(self._add_row(sequence.key), sequence, FinishReason.STOP, offer=offer)
 
     def add_failure(
         self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
     ) -> None:
-        """Adds the end of a sequence that was refused or failed. The text is for the caller."""
+        """Add the end of a sequence that was refused or failed. The text is for the caller."""
         row = self._add_row(sequence.key)
         self._end(row, sequence, FinishReason.ERROR, code=code, message=message, param=param)
 
@@ -94,11 +94,11 @@ class StepBuilder:
         )
 
     def add_prompt_scores(self, sequence: Sequence, scores: tuple[TokenScore, ...]) -> None:
-        """Adds scores of prompt tokens that follow those that the sequence had before."""
+        """Add scores of prompt tokens that follow those that the sequence had before."""
         self._prompts.setdefault(sequence.key, []).extend(scores)
 
     def take(self) -> StepColumns:
-        """Returns the step's columns and starts the next step's."""
+        """Return the step's columns and start the next step's."""
         if self._prompts:
             self._add_prompts()
         self.numbers = 0
@@ -124,13 +124,13 @@ class StepBuilder:
         self._prompts = {}
 
     def _add_row(self, key: int) -> int:
-        """A row without a token."""
+        """Add a row without a token. Return its index."""
         self._columns.keys.append(key)
         self._columns.token_counts.append(0)
         return len(self._columns.keys) - 1
 
     def _add_logprobs(self, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
-        """Log probabilities of the last row's token."""
+        """Add the log probabilities of the last row's token."""
         columns = self._columns
         columns.logprob_rows.append(len(columns.keys) - 1)
         columns.sampled.append(logprob)
@@ -155,13 +155,13 @@ class StepBuilder:
         if sequence.hands_over:
             generated = 0
         elif sequence.group is not None:
-            # Nothing else of a beam search reaches anybody.
+            # Beams emit their tokens at the end alone.
             generated = sum(len(one.token_ids) for one in hypotheses or ())
         self._columns.ends.append(
             EndRow(
                 row=row,
                 reason=reason,
-                # Who hands over has left the last token to the other engine.
+                # The decode engine computes the last prompt token.
                 prompt_tokens=sequence.prompt_len + sequence.hands_over,
                 cached_tokens=sequence.num_cached_tokens,
                 completion_tokens=generated,
@@ -181,25 +181,25 @@ _NAMES_A_PART: Final = 65_536
 
 
 class KvEventDelta:
-    """Turns the events of a step into one message. It costs nothing until somebody follows.
+    """Turns the events of a step into one message. Costs nothing until the servicer follows.
 
-    The log keeps a bounded number of events. If a step made more, or another one waited long, what is there
-    is told anew.
+    The log keeps a bounded number of events. If a step made more, or the loop waited long, the contents
+    are sent anew.
     """
 
     def __init__(self, log: KvEventLog) -> None:
         self._log = log
         self._followed = False
-        # Number of the last event that was told, or covered by contents. None: contents are due.
+        # Number of the last event that was sent, or covered by contents. None: contents are due.
         self._told: int | None = None
 
     def follow(self) -> None:
-        """Tell the contents with the next news, and from then on what changes."""
+        """Send the contents next, and from then on the changes."""
         self._followed = True
         self._told = None
 
     def due(self) -> Iterator[KvContents | KvChanges]:
-        """The messages that are to be sent now, if any: after each step."""
+        """Yield the messages that are to be sent after this step, if any."""
         if not self._followed or (self._told is not None and not len(self._log)):
             return
         events = self._log.drain()
@@ -217,7 +217,7 @@ class KvEventDelta:
 
 
 def net_changes(events: list[KvEvent]) -> KvChanges | None:
-    """What these events come to; None if to nothing. A block that was stored and given up again is not named.
+    """Return the net changes of these events, None for none. Blocks stored and removed again cancel out.
 
     Events of one name take turns, so two that follow each other cancel out.
     """

@@ -27,13 +27,13 @@ class Shapes(Protocol):
     """The static shapes of forwards, as EmbedShapes has them."""
 
     def bucket(self, length: int) -> int:
-        """The length of the shapes that take a document of `length` tokens."""
+        """Return the length of the shapes that take a document of `length` tokens."""
 
     def most_rows(self, length: int) -> int:
-        """The most documents that a forward of this length takes."""
+        """Return the most documents that a forward of this length takes."""
 
     def rows_for(self, count: int) -> int:
-        """The rows of the forward that takes `count` documents."""
+        """Return the rows of the forward that takes `count` documents."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class DocumentQueue:
         heapq.heappush(heap, (document.order, document))
 
     def end(self, key: int) -> Document | None:
-        """The document is over, wherever it stands; None if it was before."""
+        """End a document wherever it stands, and return it; None if it has ended before."""
         document = self._live.pop(key, None)
         if document is not None:
             document.ended = True
@@ -127,7 +127,7 @@ class DocumentQueue:
         return DocumentBatch(self._shapes.rows_for(len(taken)), length, tuple(taken))
 
     def _most_urgent(self) -> list[Document]:
-        """The most urgent document, with others of its length in their order."""
+        """Return the most urgent document, with others of its length in their order."""
         heads = [(heap[0][0], length) for length, heap in self._heaps.items() if self._clean(heap)]
         if not heads:
             return []
@@ -139,7 +139,7 @@ class DocumentQueue:
         return taken
 
     def _clean(self, heap: list[tuple[tuple[int, int], Document]]) -> bool:
-        """Drop ended documents from the heap's head; whether one that lives is there."""
+        """Drop ended documents from the heap's head. Return whether a live one is left."""
         while heap and heap[0][1].ended:
             heapq.heappop(heap)
         return bool(heap)
@@ -159,7 +159,6 @@ class PoolingEngine:
     ready: CoreReady
 
     def work(self, wake: Callable[[], None], report: Callable[[], None]) -> PoolingWork:
-        """See `loop.Engine`."""
         return PoolingWork(self, report)
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ class PoolingEngine:
         self.tracer.close()
 
 
-# A document may fail for what is in it. When one after the other fails by itself, the device is lost.
+# A document may fail for what is in it. After so many in a row the device is taken for lost.
 _MAX_FAILED_DOCUMENTS = 3
 
 _INTERNAL = "The engine failed on this document."
@@ -208,7 +207,6 @@ class PoolingWork:
 
     @property
     def busy(self) -> bool:
-        """See `loop.Work`."""
         return bool(len(self._queue))
 
     @property
@@ -217,7 +215,6 @@ class PoolingWork:
         return self.busy
 
     def submit(self, message: SubmitSequence) -> None:
-        """See `loop.Work`."""
         ids, pooling = message.token_ids, message.pooling
         document = Document(message.key, ids, 0, 0, message.priority)
         if pooling is None:
@@ -235,7 +232,6 @@ class PoolingWork:
             self._refuse(document, str(refusal), CoreErrorCode.OVERLOADED)
 
     def abort(self, key: int) -> None:
-        """See `loop.Work`."""
         self._end(key, FinishReason.ABORT)
 
     def step(self) -> bool:
@@ -250,7 +246,6 @@ class PoolingWork:
         """See `loop.Work`: documents leave no chores."""
 
     def warm_up(self) -> bool:
-        """See `loop.Work`."""
         if not self._engine.to_warm:
             return False
         rows, length = self._engine.to_warm.popleft()
@@ -260,11 +255,9 @@ class PoolingWork:
         return True
 
     def take(self) -> StepColumns:
-        """See `loop.Work`."""
         return self._columns.take()
 
     def load(self) -> CoreLoad:
-        """See `loop.Work`."""
         engine = self._engine
         return CoreLoad(
             running=self._running,

@@ -85,7 +85,7 @@ def _find_model(options: EngineOptions, progress: Progress) -> tuple[Path, Task]
 
 
 def serve(link: BlockingLink, *, own_process: bool = True) -> int:
-    """Run a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed.
+    """Run a core until its servicer stops it or goes away. Return the exit code: 1 after CoreFailed.
 
     own_process: there is nothing else in this process: set its logging up by the options, and keep what was
     loaded out of the collector's sight.
@@ -127,7 +127,7 @@ def _run(link: BlockingLink, options: EngineOptions, rest: list[ToCore], *, own_
     engine = start_engine(options, progress)
     gc.collect()
     if own_process:
-        # What was loaded lives to the end: the collector need not walk it at every full collection.
+        # Loaded objects live to the end: the collector need not walk it at every full collection.
         gc.freeze()
     link.send(engine.ready)
     loop = CoreLoop(link, engine)

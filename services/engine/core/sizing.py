@@ -1,4 +1,4 @@
-"""How large an engine's KV, steps and buckets are, from the options and what memory its device has left."""
+"""Sizes of an engine's KV, steps and buckets, from the options and the free memory of its device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StepLimits:
 
 
 def step_limits(options: EngineOptions, model: PagedModel) -> StepLimits:
-    """What the options say, or what is best for the way in which the model is computed."""
+    """Return the limits of the options, or the best ones for the way in which the model is computed."""
     tokens, free = options.max_num_batched_tokens, model.skips_padding
     # Listed buckets are for the tokens of a step.
     listed = options.bucketing_file is not None
@@ -75,7 +75,7 @@ def step_limits(options: EngineOptions, model: PagedModel) -> StepLimits:
 
 
 def make_buckets(options: EngineOptions, block_size: int, kv: KvPlan, step: StepLimits) -> BucketPlan:
-    """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options, and
+    """Return the plan of the strategy for a KV pool of this size. Raises ValueError for bad options, and
     NoHomeError."""
     limits = BucketLimits(
         block_size=block_size,
@@ -109,7 +109,7 @@ MakeRunner = Callable[[int, Graphs, BucketPlan], Runner]
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What was decided. `block_size`: tokens; `graph_bytes`: the budget of captures, None without one."""
+    """Sizes of an engine. `block_size`: tokens; `graph_bytes`: budget of captures, None without one."""
 
     block_size: int
     kv: KvPlan
@@ -129,12 +129,12 @@ def size_engine(
     cache: Path,
     make_runner: MakeRunner,
 ) -> Sizing:
-    """Plans the memory, logs it as a table, and builds the buckets.
+    """Plan the memory, log it as a table, and build the buckets.
 
     `model_limit`: the longest sequence that the model knows. Raises InsufficientMemory with the numbers.
     """
     history = GraphHistory(cache, _history_key(options, block_size, device, model, model_limit))
-    # Before anything is profiled: the numbers without activations. What does not fit now never will.
+    # Before anything is profiled: without activations. A model that does not fit now never will.
     figures = device.memory.figures()
     plan = partial(
         plan_memory,
@@ -202,7 +202,7 @@ def _activations(
     buckets: BucketPlan,
     make_runner: MakeRunner,
 ) -> int:
-    """Bytes of the largest forwards: measured by running them on padding, or estimated."""
+    """Return the bytes of the largest forwards: measured by running them on padding, or estimated."""
     prefill = _largest(Phase.PREFILL, buckets.prefill, block_size)
     decode = _largest(Phase.DECODE, buckets.decode, block_size)
     if not device.capabilities.measures_activations:

@@ -217,7 +217,7 @@ def _warm_up_pooling(
     shapes = list(embedder.shapes.all())
     now, later = shapes, list[tuple[int, int]]()
     if kind is not WarmUpKind.FULL:
-        # What fails does so before a request comes: the longest document is the largest forward.
+        # A failure shows before a request comes: the longest document is the largest forward.
         now = [shapes[0], shapes[-1]]
         later = [shape for shape in shapes if shape not in now] if kind is WarmUpKind.BACKGROUND else []
     with device.execution.warming(embedder.modules):
@@ -274,7 +274,7 @@ def _runner_maker(
 
 
 def _context_limit(options: EngineOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:
-    """Tokens of the longest sequence that the model knows, or is asked to go to beyond that.
+    """Return the tokens of the longest sequence: of the model, or beyond that if the options allow it.
 
     Raises StartError if the options want more and do not allow it, or the model cannot.
     """
@@ -312,7 +312,7 @@ def _make_scheduler(options: EngineOptions, sizing: Sizing) -> Scheduler:
 def _open_code_cache(
     block_size: int, device: Device, model: PagedModel, directory: Path, cache: Path
 ) -> CodeCache | None:
-    """Compiles the model's layers where the mode says so, into a cache for the next start."""
+    """Compile the model's layers where the mode says so, into a cache for the next start."""
     if device.execution.mode is ExecutionMode.COMPILE:
         if device.execution.regional_compilation:
             model.compile_parts(norms_and_head=device.execution.compiles_parts)
@@ -339,7 +339,7 @@ def _open_code_cache(
 
 
 def _open_tracer(path: Path | None, steps: str | None) -> StepTracer:
-    """The tracer of these options. Raises StartError if its file cannot be written."""
+    """Return the tracer of these options. Raises StartError if its file cannot be written."""
     if path is None:
         return StepTracer()
     start, count = map(int, steps.split(":")) if steps else (1, 0)

@@ -1,4 +1,4 @@
-"""Which shapes an engine's warm-up visits, and when."""
+"""Shapes that an engine's warm-up visits, and their order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ log = get_logger(__name__)
 # A warm-up with more shapes takes hours where each is compiled.
 _MANY_SHAPES = 2_000
 
-# What engines of a role do with KV that is handed on.
+# Copies of KV by the role of an engine in a prefill/decode split.
 _COPIES = {"prefill": Phase.READ, "decode": Phase.WRITE}
 
 
 class WarmUpKind(Enum):
-    """FULL before serving, BACKGROUND beside it, SKIP: each shape when it is first needed."""
+    """FULL before serving, BACKGROUND during it, SKIP: each shape when it is first needed."""
 
     FULL = "full"
     BACKGROUND = "background"
@@ -45,7 +45,7 @@ class WarmUpKind(Enum):
 
 
 def warm_up_kind(options: EngineOptions, device: Device) -> WarmUpKind:
-    """What the option says; by default FULL where there is something to capture or compile."""
+    """Return the option's kind; by default FULL where there is something to capture or compile."""
     if options.warmup is not None:
         return WarmUpKind(options.warmup)
     return (
@@ -65,7 +65,7 @@ def warm_up(
     code: CodeCache | None,
     progress: Callable[[int, int], None],
 ) -> BackgroundWarmUp | None:
-    """Warms up as far as `kind` wants it before serving; returns what is left to do beside it.
+    """Warm up before serving as far as `kind` asks; return what is left to do during it.
 
     `progress` is told how many shapes are done of how many. Raises StartError if a bucket cannot run at all.
     """
@@ -82,7 +82,7 @@ def warm_up(
             warm.run(progress)
         _refuse_unusable(warm.report)
     else:
-        # What fails does so before a request comes.
+        # A failure shows before a request comes.
         for phase, bucket in smallest:
             runner.dummy(phase, bucket)
     graphs.serve()
@@ -106,7 +106,7 @@ def _warm_up(
     decode = shapes_in_order(Phase.DECODE, buckets.decode, CaptureOrder(options.graph_decode_strategy), size)
     rest = [shape for phase, counts in runner.tail_counts.items() for shape in count_shapes(phase, counts)]
     rest += decode
-    # What is never captured, but still has to be seen: it may be compiled behind our back.
+    # Shapes that are never captured still have to run once: the device may compile them.
     eager: list[Shape] = count_shapes(Phase.CLEAR, runner.clear_counts)
     eager += count_shapes(Phase.MOVE, runner.move_counts)
     if (copying := _COPIES.get(options.role)) is not None:
@@ -131,7 +131,7 @@ def _warm_up(
 
 
 def _refuse_unusable(report: WarmUpReport) -> None:
-    """A bucket that has no memory now has none when a request needs it."""
+    """Raise StartError if buckets have no memory now: they have none when a request needs them."""
     if report.unusable:
         smallest = min(report.unusable, key=lambda shape: shape.size)
         raise StartError(

@@ -1,7 +1,7 @@
-"""A step's rows as padded tensors of their bucket's static shape, laid out in host memory and sent as one.
+"""Rows of a step as padded tensors of their bucket's static shape, sent to the device as one.
 
 Padding is made harmless here: padded tokens write to the padding block, padded context belongs to it, padded
-rows own no block and leave their hidden states in a row that nobody reads. Slots that are masked are zero:
+rows own no block and leave their hidden states in a row that is never read. Slots that are masked are zero:
 the runner clears what a step begins.
 """
 
@@ -25,9 +25,9 @@ from services.engine.scheduler import DecodeRow, PrefillChunk, Sequence
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The flat caches: `num_blocks` blocks of the pool, then the padding block.
+    """Layout of the flat caches: `num_blocks` blocks of the pool, then the padding block.
 
-    `contiguous`: a decode reads the caches' first blocks as one slice, whoever owns them.
+    `contiguous`: a decode reads the caches' first blocks as one slice, of all sequences.
     """
 
     block_size: int
@@ -41,18 +41,18 @@ class KvLayout:
 
     @property
     def padding_start(self) -> int:
-        """First slot of the padding block: slots from here on belong to nobody."""
+        """First slot of the padding block: slots from here on belong to no sequence."""
         return self.num_blocks * self.block_size
 
 
 def static_counts(largest: int) -> tuple[int, ...]:
-    """The counts that shapes may have: the powers of two below `largest`, and `largest`."""
+    """Return the counts that shapes may have: the powers of two below `largest`, and `largest`."""
     powers = (1 << exponent for exponent in range(largest.bit_length()))
     return (*(power for power in powers if power < largest), largest)
 
 
 def padded_count(count: int, counts: tuple[int, ...]) -> int:
-    """The smallest of the rising `counts` that holds `count`. Raises ValueError if none does."""
+    """Return the smallest of the rising `counts` that holds `count`. Raises ValueError if none does."""
     index = bisect_left(counts, count)
     if index == len(counts):
         raise ValueError(f"a step has {count} rows and its shapes hold {counts[-1]}")
@@ -74,11 +74,11 @@ class Staged:
     sections: tuple[tuple[int, int], ...]
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The sections."""
+        """Return the sections."""
         return _split(self.sections, self.tensor)
 
     def taking(self, forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
-        """`forward`, which takes the sections, as a function of the one tensor: it is cut up inside."""
+        """Return `forward`, which takes the sections, as a function of the one tensor, cut up inside."""
         sections = self.sections
         return lambda tensor: forward(*_split(sections, tensor))
 
@@ -96,26 +96,26 @@ class StagingBuffer:
         self._sections: list[tuple[int, int]] = []
 
     def lay_out(self, *lengths: int) -> tuple[Ints, ...]:
-        """Sections of these lengths to be filled by the caller; what they hold before is undefined."""
+        """Return sections of these lengths, with undefined contents, for the caller to fill."""
         self._sections = []
         end = 0
         for length in lengths:
             self._sections.append((end, length))
             end += -(-length // _ALIGNMENT) * _ALIGNMENT
         if end > self._host.numel():
-            # What was sent from the old one keeps it alive.
+            # Copies that are under way keep the old one alive.
             self._host = self._device.memory.host_buffer(1 << (end - 1).bit_length())
         array: Ints = self._host.numpy()
         return tuple(array[start : start + length] for start, length in self._sections)
 
     def send(self) -> Staged:
-        """The sections on the device, after one copy."""
+        """Copy the sections to the device, in one copy."""
         start, length = self._sections[-1]
         return Staged(self._device.memory.to_device(self._host[: start + length]), tuple(self._sections))
 
 
 class StepStaging:
-    """The groups of one step."""
+    """Groups of inputs of one step."""
 
     def __init__(self, device: Device) -> None:
         self.prefill = StagingBuffer(device)
@@ -143,7 +143,7 @@ class BlockTables:
         self._known = [0] * rows
 
     def update(self, sequence: Sequence, count: int) -> None:
-        """Makes the first `count` blocks of the sequence's table known."""
+        """Make the first `count` blocks of the sequence's table known."""
         row, table = sequence.row, sequence.block_table
         if self._tables[row] is not table:
             self._tables[row] = table
@@ -169,8 +169,8 @@ class BatchBuilder:
         self._spare_row = spare_row
 
     def prefill(self, chunks: Items[PrefillChunk], bucket: Bucket, staging: StagingBuffer) -> Staged:
-        """The first five arguments of `PagedModel.prefill`, the fourth one flat, then picks and targets,
-        int64 [B] each.
+        """Lay out the first five arguments of `PagedModel.prefill`, the fourth one flat, then picks and
+        targets, int64 [B] each.
 
         The hidden state of flat token picks[b] goes to row targets[b] of the buffer: sampling chunks have its
         first rows, in order.
@@ -208,7 +208,7 @@ class BatchBuilder:
     def decode(
         self, rows: Items[DecodeRow], bucket: Bucket, first_target: int, staging: StagingBuffer
     ) -> Staged:
-        """The arguments of `PagedModel.decode`, then rows of last tokens and targets, int64 [B] each.
+        """Lay out the arguments of `PagedModel.decode`, then rows of last tokens and targets, int64 [B] each.
 
         A token that is PENDING is taken from its row of the last tokens. Hidden states go to the rows
         targets[b] of the buffer, from `first_target` on.
@@ -238,7 +238,7 @@ class BatchBuilder:
         return staging.send()
 
     def moves(self, moves: Items[BlockMove], count: int, staging: StagingBuffer) -> Staged:
-        """Sources, targets and tokens of block copies, int64 [count] each, padded with the padding block."""
+        """Lay out sources, targets and tokens of block copies, int64 [count], then padding blocks."""
         sources, targets, tokens = staging.lay_out(count, count, count)
         size = self._layout.block_size
         sources[: len(moves)] = [move.source for move in moves]
@@ -249,7 +249,7 @@ class BatchBuilder:
         return staging.send()
 
     def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> Staged:
-        """int64 [count]: `ids`, then as many times `padding` as it takes."""
+        """Lay out `ids`, then `padding` as often as it takes: int64 [count]."""
         (section,) = staging.lay_out(count)
         section[: len(ids)] = ids
         section[len(ids) :] = padding
@@ -258,10 +258,10 @@ class BatchBuilder:
     def _fill_blocks(
         self, table: Ints, rows: Ints, counts: Ints, sections: tuple[Ints, Ints, Ints], batch: int
     ) -> None:
-        """Fills a decode's lists of blocks: of the k-th row the first counts[k] of its table.
+        """Fill a decode's lists of blocks: of the k-th row the first counts[k] of its table.
 
-        Without a list of ids, for a slice, they stand where their ids are, and what is between them belongs
-        to nobody.
+        Without a list of ids, for a slice, they stand where their ids are, and the entries between them
+        belong to no row.
         """
         blocks, owners, starts = sections
         used, size = int(counts.sum()), self._layout.block_size
@@ -279,12 +279,12 @@ class BatchBuilder:
             blocks[used:] = self._layout.padding_block
 
     def _padding_slots(self, count: int) -> Ints:
-        """Slots of padded tokens; they take turns, since writes to one slot would queue up."""
+        """Return the slots of padded tokens; they take turns, since writes to one slot would queue up."""
         return np.arange(count) % self._layout.block_size + self._layout.padding_start
 
 
 def begun_by_prefill(chunks: Items[PrefillChunk], layout: KvLayout) -> list[int]:
-    """Blocks that these chunks begin and do not fill: at most one each, its last."""
+    """Return the blocks that these chunks begin and do not fill: at most one each, its last."""
     size = layout.block_size
     return [
         chunk.sequence.block_table[chunk.end // size]
@@ -294,6 +294,6 @@ def begun_by_prefill(chunks: Items[PrefillChunk], layout: KvLayout) -> list[int]
 
 
 def begun_by_decode(rows: Items[DecodeRow], layout: KvLayout) -> list[int]:
-    """Blocks of which these rows write the first slot."""
+    """Return the blocks of which these rows write the first slot."""
     size = layout.block_size
     return [row.sequence.block_table[row.position // size] for row in rows if not row.position % size]

@@ -18,7 +18,7 @@ from services.engine.runner.batches import KvLayout
 # that waits behind it.
 _COPY_BYTES: Final = 8 << 20
 _MOST_BLOCKS: Final = 16
-# What a step waits for at the most, each way.
+# Bytes and copies that a step waits for at the most, each way.
 _TURN_BYTES: Final = 128 << 20
 _MOST_COPIES: Final = 16
 
@@ -27,7 +27,7 @@ WriteDone = Callable[[Exception | None], None]
 
 
 class BlockCopies:
-    """Gives the device copies, in the order of its stream: what is read was written by the steps before.
+    """Copies in the order of the device's stream: a read sees the writes of the steps before.
 
     Called from the thread that launches steps. `blocks` are copied at once, padded with the padding block;
     `block_bytes` is what one takes on the host. Between two steps there is time for `per_turn` copies.
@@ -43,7 +43,7 @@ class BlockCopies:
         self.per_turn = max(1, min(_MOST_COPIES, _TURN_BYTES // (self.blocks * self.block_bytes)))
 
     def read(self, ids: Sequence[int], done: ReadDone) -> None:
-        """Begins a copy of at most `blocks` blocks to the host.
+        """Begin a copy of at most `blocks` blocks to the host.
 
         `done` gets it, as [blocks, block_bytes] bytes, or the error; in the device's thread.
         """
@@ -57,7 +57,7 @@ class BlockCopies:
         self._device.stream.submit(work)
 
     def write(self, ids: Sequence[int], data: memoryview, done: WriteDone) -> None:
-        """Copies bytes that `read` gave into as many blocks, `blocks` at most. `done` is told as there."""
+        """Copy bytes that `read` gave into as many blocks, `blocks` at most. `done` is called as there."""
 
         def work() -> None:
             try:
@@ -70,7 +70,7 @@ class BlockCopies:
         self._device.stream.submit(work)
 
     def rehearse(self, phase: Phase) -> Submitted[None]:
-        """The same on padding alone, for warm-up."""
+        """Copy padding alone, for warm-up."""
         if phase is Phase.READ:
             return self._device.stream.submit(self._rehearse_read)
         return self._device.stream.submit(partial(self._write, (), memoryview(b"")))
@@ -102,7 +102,7 @@ class BlockCopies:
 
 
 def host_bytes(copy: HostCopy, count: int, block_bytes: int) -> memoryview:
-    """The first `count` blocks of a copy, once it is there."""
+    """Return the first `count` blocks of a copy, once it is there."""
     flat = copy.wait().contiguous().view(torch.uint8).flatten()
     numbers: Any = flat.numpy()
     return memoryview(numbers)[: count * block_bytes]

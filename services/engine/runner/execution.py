@@ -2,7 +2,7 @@
 
 Threads of Python run one at a time. What a loop does with a step's result would keep the device's own
 thread, where there is one, from beginning the next forward, which waits for nothing else; during a forward
-nobody waits.
+the device does not wait.
 
 Hidden states of rows that sample wait in `hidden` for the head, and tokens in `last_tokens` for the next
 step, which therefore needs no word from the host about them.
@@ -28,29 +28,32 @@ from services.engine.tracing import StepTracer
 
 
 class StepGate:
-    """Steps by number, from 1. All but `wait` is quick, and called from the loop's or the device's thread."""
+    """Gate in front of each step's result, by the step's number, from 1.
+
+    `wait` apart, methods are quick, and called from the loop's or the device's thread.
+    """
 
     def __init__(self) -> None:
         self._given = 0
         self._open: dict[int, threading.Event] = {}
         self.forward_begins: Callable[[], None] = lambda: None
-        """To be called as the device is about to compute a forward."""
+        """Called as the device is about to compute a forward."""
 
     def given(self, step: int) -> None:
-        """The device is about to be given a step."""
+        """Note that the device is about to be given a step."""
         self._open[step] = threading.Event()
         self._given = step
 
     def begins(self, step: int) -> None:
-        """The device has come to a step: with its first forward the one before may be looked at."""
+        """Note that the device begins a step: with its first forward the one before may be looked at."""
         self.forward_begins = lambda: self._let(step - 1)
 
     def computed(self, step: int) -> None:
-        """The device is done with a step's forwards. One that is replayed from a graph has told of none."""
+        """Note that a step's forwards are computed. A replayed graph does not call `forward_begins`."""
         self._let(step - 1)
 
     def ended(self, step: int) -> None:
-        """The device is done with a step, or will never compute it."""
+        """Note that the device is done with a step, or will never compute it."""
         self._let(step - 1)
         if self._given == step:
             self._let(step)
@@ -82,7 +85,7 @@ class Phases:
         self.last_tokens = device.memory.zeros((max_rows + 1,), torch.int64)
 
     def prefill(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tensors: as `BatchBuilder.prefill` builds them.
+        """Compute chunks of prompts. `tensors`: as `BatchBuilder.prefill` lays them out.
 
         Returns hidden states [B * Q, hidden_size], and bool [B]: whether those of the row's own tokens are
         all numbers. A key or value that is not shows in its token's hidden state.
@@ -98,7 +101,7 @@ class Phases:
         return hidden, harmless.view(batch, -1).all(-1)
 
     def prefill_sampled(self, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """`prefill` where nobody wants the hidden states that are returned: they may be missing."""
+        """Compute as `prefill` does, where the returned hidden states are not needed: they may be None."""
         select = self._model.select
         if select is None:
             return self.prefill(*tensors)
@@ -112,7 +115,7 @@ class Phases:
         return None, sound.view(batch, -1).all(-1)
 
     def prefill_static(self, buffers: StaticBuffers) -> Callable[..., None]:
-        """`prefill` for a device of static shapes: what it returns is kept in these buffers instead."""
+        """Return `prefill` for a device of static shapes, with its results in these buffers instead."""
 
         def run(*tensors: torch.Tensor) -> None:
             hidden, harmless = self.prefill(*tensors)
@@ -123,7 +126,7 @@ class Phases:
         return run
 
     def decode(self, *tensors: torch.Tensor) -> None:
-        """tensors: as `BatchBuilder.decode` builds them."""
+        """Compute one token for each row. `tensors`: as `BatchBuilder.decode` lays them out."""
         given, positions, slots, blocks, owners, starts, last_rows, targets = tensors
         tokens = torch.where(given == PENDING, self.last_tokens.index_select(0, last_rows), given)
         self.gate.forward_begins()
@@ -131,11 +134,11 @@ class Phases:
         self.hidden.index_copy_(0, targets, hidden)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> logits [R, vocab_size]."""
+        """Return logits [R, vocab_size] of hidden [R, hidden_size]."""
         return self._model.logits(hidden)
 
     def keep_tokens(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Makes int64 [R] tokens the last ones of these rows."""
+        """Make int64 [R] tokens the last ones of these rows."""
         self.last_tokens.index_copy_(0, rows, tokens)
 
 
@@ -152,7 +155,7 @@ class StepInputs:
     scores: bool = False
     decode: tuple[Bucket, Staged] | None = None
     sampled: list[RowParams] = field(default_factory=list)
-    # What the forwards compute, for traces.
+    # Work of the forwards, for traces.
     work: dict[Phase, PhaseWork] = field(default_factory=dict)
 
 
@@ -177,7 +180,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, step: int) -> StepCopy:
-        """Computes a step up to its copy to the host, which is begun."""
+        """Compute a step up to its copy to the host, which is begun."""
         gate = self._phases.gate
         gate.begins(step)
         try:
@@ -202,7 +205,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def begin(self, inputs: StepInputs, step: int) -> None:
-        """Computes a step's forwards: what comes before `end`."""
+        """Compute a step's forwards; `end` computes the rest."""
         gate = self._phases.gate
         gate.begins(step)
         try:
@@ -218,7 +221,7 @@ class StepExecutor:
 
     @torch.inference_mode()
     def end(self, inputs: StepInputs, step: int, begun: Submitted[None]) -> StepCopy:
-        """Computes the rest of a step whose forwards were submitted before. Raises what they raised."""
+        """Compute the rest of a step whose forwards were submitted before. Raises their error."""
         try:
             begun.result()
             with self._tracer.span("tail", step), self._device.execution.step(step):
@@ -231,19 +234,19 @@ class StepExecutor:
 
     @torch.inference_mode()
     def rehearse(self, inputs: StepInputs) -> None:
-        """Computes a step of padding."""
+        """Compute a step of padding."""
         self.forward(inputs)
         inputs.tail.sample()
 
     def forward(self, inputs: StepInputs) -> None:
-        """All of a step but its sampling."""
+        """Compute all of a step but its sampling."""
         if inputs.moves is not None:
             self._run(Phase.MOVE, inputs.moves.sections[0][1], self._model.copy_blocks, inputs.moves)
         if inputs.clear is not None:
-            # A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last
-            # owner left has to go, however it ended, when the next one begins a block; and the padding block
-            # before each prefill, whose context it fills up. A decode reads that block too, for rows that are
-            # dropped.
+            # A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So the values
+            # of the last owner, however it ended, are cleared when the next one begins a block; and the
+            # padding block before each prefill, whose context it fills up. A decode reads that block too, for
+            # rows that are dropped.
             self._run(Phase.CLEAR, inputs.clear.sections[0][1], self._model.clear_blocks, inputs.clear)
         if inputs.prefill is not None:
             bucket, staged = inputs.prefill

@@ -51,7 +51,7 @@ from services.engine.tracing import StepTracer
 
 
 def row_params(plan: StepPlan, states: SequenceStates) -> list[RowParams]:
-    """Parameters of the sampling rows, in the order of `StepPlan.sampling()`."""
+    """Return the parameters of the sampling rows, in the order of `StepPlan.sampling()`."""
 
     rows: list[RowParams] = []
     for chunk in plan.prefills:
@@ -75,16 +75,16 @@ def _row(
 
 
 class PlanError(Exception):
-    """A defect: a plan that does not fit its buckets, or a step that comes too early."""
+    """Defect: a plan that does not fit its buckets, or a step that comes too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave.
+    """Results of a step.
 
     sampled: one entry for each sequence of `StepPlan.sampling()`, in its order. broken: sequences of which a
-    prefill wrote KV that is not a number; what else the step gave for them is void. prompts: scores of prompt
-    tokens, of those that asked.
+    prefill wrote KV that is not a number; other results of the step for them are void. prompts: scores
+    of prompt tokens, of those that asked.
     """
 
     sampled: tuple[tuple[Sequence, SampledToken], ...]
@@ -123,16 +123,16 @@ class LaunchedStep:
         return self._rest is not None
 
     def sample(self, masks: TokenMasks | None) -> None:
-        """Gives the device the rest of the step. `masks` of its rows, None: nothing is masked after all.
+        """Give the device the rest of the step. `masks` of its rows, None: nothing is masked after all.
 
-        What goes wrong is raised by `result`. Call it once, if `awaits_masks`, before another launch.
+        Errors are raised by `result`. Call it once, if `awaits_masks`, before another launch.
         """
         if self._rest is None:
             raise PlanError("the rest of a step is launched twice")
         self._work, self._rest = self._rest(masks), None
 
     def result(self) -> StepResult:
-        """Waits for the step. Raises what it raised."""
+        """Wait for the step. Raises its error."""
         if self._work is None:
             raise PlanError("a step is awaited that was launched in part")
         try:
@@ -194,12 +194,12 @@ class Runner:
         self.launches = 0
         # A running sequence begins one block in a step at most, and a prefill begins the padding block anew.
         self.clear_counts = static_counts(max_num_seqs + 1)
-        # Where blocks are shared instead of moved, who begins to run copies one at most.
+        # Where blocks are shared instead of moved, a sequence copies one at most, as it begins to run.
         self.move_counts = static_counts(max_block_moves if layout.contiguous else max_num_seqs)
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The model's, as far as torch's modules compute it."""
+        """Modules of the model, as far as torch computes it."""
         return self._model.modules
 
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Items[Bucket], *, beams: bool) -> Tails:
@@ -221,19 +221,19 @@ class Runner:
 
     @property
     def tail_counts(self) -> Mapping[Phase, tuple[int, ...]]:
-        """Static shapes of what comes after the forwards, which `dummy` runs."""
+        """Static shapes of the computations after the forwards, which `dummy` runs."""
         return self._tails.counts
 
     @property
     def tail_bytes(self) -> int:
-        """Device memory that is held for it."""
+        """Bytes of device memory that the tails hold."""
         return self._tails.bytes
 
     def dummy(self, phase: Phase, key: Key) -> None:
-        """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
+        """Run one computation of a step on padding alone and wait for it, for profiling and warm-up.
 
         `key` is a bucket, or one of the phase's `tail_counts`, or of `clear_counts` or `move_counts`, or
-        `copies.blocks`. Raises what the computation raises.
+        `copies.blocks`. Raises the errors of the computation.
         """
         if phase in (Phase.READ, Phase.WRITE):
             self.copies.rehearse(phase).result()
@@ -259,7 +259,7 @@ class Runner:
         return inputs
 
     def launch(self, plan: StepPlan, *, masked: bool = False) -> LaunchedStep:
-        """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.
+        """Prepare a step and give it to the device. Errors of either are raised by its result.
 
         `masked`: its forwards alone for now, and the rest with the masks of its constrained rows. Raises
         PlanError if two steps are in flight already.
@@ -299,7 +299,7 @@ class Runner:
         buffer: MaskBuffer,
         masks: TokenMasks | None,
     ) -> Submitted[StepCopy]:
-        """Gives the device the rest of a step of which it has the forwards."""
+        """Give the device the rest of a step of which it has the forwards."""
         try:
             if masks is not None:
                 inputs.tail.restrict(masks, buffer)

@@ -1,4 +1,4 @@
-"""Beams of a search as sequences that start, branch and give way together, and share the blocks they can."""
+"""Groups of beams: they start, branch and are preempted together, and share common blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.engine.scheduler.sequence import BeamGroup, Sequence
 
 
 class Beams:
-    """What is done with groups as a whole."""
+    """Changes of whole groups, in the queue and in the running set."""
 
     def __init__(self, pool: BlockPool, waiting: WaitingQueue, running: RunningSet) -> None:
         self._pool = pool
@@ -18,23 +18,23 @@ class Beams:
         self._running = running
 
     def wait(self, group: BeamGroup) -> None:
-        """Queues a group in its lead's place."""
+        """Queue a group in the place of its lead."""
         self._waiting.push(group.lead)
         for member in group.members[1:]:
             self._waiting.hold(member)
 
     def missing(self, group: BeamGroup) -> int:
-        """Blocks that the beams beside the trunk need of their own."""
+        """Return the number of blocks that the beams need in addition to the trunk's."""
         others = group.active[1:]
         return sum(
             self._pool.blocks_for(len(one.token_ids)) - self._common(one, group.trunk) for one in others
         )
 
     def start(self, group: BeamGroup) -> None:
-        """Lets the others run beside the trunk, which has just started.
+        """Run the other beams of a group whose trunk has just started.
 
-        They take the blocks at its beginning that are theirs too, computed or not, and rest until all of it
-        is planned: then their own forwards come after its.
+        They share the full blocks that begin alike, computed or not, and rest until all of the trunk is
+        planned: their forwards come after the trunk's.
         """
         for member in group.members[1:]:
             self._waiting.leave(member)
@@ -48,15 +48,15 @@ class Beams:
             member.run(table + self._pool.allocate(fresh), count * self._pool.block_size)
             self._running.add_resting(member)
 
-    def go_on(self, group: BeamGroup, turn: int) -> None:
-        """All of the trunk is planned: the other beams compute what is theirs alone, if anything is."""
+    def wake_others(self, group: BeamGroup, turn: int) -> None:
+        """Wake the other beams, once all of the trunk is planned, to compute their own last tokens."""
         for member in group.active[1:]:
             known = len(member.token_ids)
             if member.key in self._running.resting and member.num_computed_tokens < known:
                 self._running.wake(member, (turn, member.order[1]))
 
     def preempt(self, group: BeamGroup) -> list[Sequence]:
-        """Takes all their blocks; they wait again with the tokens they have. Returns the members."""
+        """Free all blocks of a group; it waits again with its tokens. Return the members."""
         group.scored.clear()
         for member in group.members:
             self._running.remove(member)
@@ -65,7 +65,7 @@ class Beams:
         return group.members
 
     def branch(self, group: BeamGroup, choices: Iterable[tuple[Sequence, int]]) -> None:
-        """Makes these continuations the beams: each a beam so far and the token that follows it, best first.
+        """Make these continuations the beams: pairs of a beam so far and its next token, best first.
 
         A beam's first continuation takes its place. Each further one takes that of a member without any: its
         blocks are those of the beam it comes from, and it copies the last of them before it writes there.
@@ -89,7 +89,7 @@ class Beams:
         group.scored.clear()
 
     def _common(self, member: Sequence, trunk: Sequence) -> int:
-        """Full blocks of the trunk that begin another beam too; its last token's is not one of them."""
+        """Return the number of the trunk's full blocks that begin another beam too, before its last token."""
         mine, other = member.token_ids, trunk.token_ids
         limit = min(len(mine), len(other)) - 1
         same = next((index for index in range(limit) if mine[index] != other[index]), limit)

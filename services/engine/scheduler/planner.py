@@ -1,4 +1,4 @@
-"""Decide what each step computes: who decodes, which chunks of prompts are prefilled, who is preempted."""
+"""Plan each step: decoding sequences, chunks of prompts to prefill, sequences to preempt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.engine.scheduler.sequence import (
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits; every one names the engine option that sets it.
+    """Limits of the scheduler, each named as the engine option that sets it.
 
     `max_num_seqs` sequences run at once and `max_waiting` more may wait. A step computes up to
     `max_num_batched_tokens` tokens, or `max_idle_batched_tokens` if nothing decodes in it (None: no more then
@@ -42,9 +42,10 @@ class SchedulerConfig:
     A lower priority is more urgent, and one level of it weighs as much as `priority_ageing_steps` steps of
     waiting. All that wait age alike, so the key by which they are compared never changes: priority times
     ageing steps, plus the step at which the waiting began. The `order` of sequences counts from their
-    arrival: it decides who runs next and, from the other end, who gives way when blocks run out. The first
-    in that order therefore always goes on, later arrivals cannot stay before it, and nobody starves. The
-    `turn` of a started prompt counts from its last chunk: it decides who computes the next one.
+    arrival: it decides which one runs next and, from the other end, which one is preempted when blocks run
+    out. The first in that order is therefore never preempted, later arrivals cannot stay before it, and no
+    sequence starves. The `turn` of a started prompt counts from its last chunk: it decides which prompt
+    computes the next one.
     """
 
     max_model_len: int
@@ -83,7 +84,7 @@ class SchedulerConfig:
             )
 
     def prompt_budget(self, decoding: int) -> int:
-        """Tokens of prompts in a step in which so many sequences decode."""
+        """Return the tokens of prompts in a step in which so many sequences decode."""
         if decoding or self.max_idle_batched_tokens is None:
             return self.max_num_batched_tokens - decoding
         return self.max_idle_batched_tokens
@@ -91,7 +92,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Who decodes, and those of them that need one more block. `split`: others have to wait."""
+    """Sequences that decode, and those of them that need one more block. `split`: others have to wait."""
 
     sequences: list[Sequence]
     growing: list[Sequence]
@@ -99,11 +100,11 @@ class DecodeChoice:
 
 
 def choose_decodes(running: RunningSet, buckets: BucketPlan, *, contiguous: bool) -> DecodeChoice:
-    """Everybody if the largest bucket holds that, else those who were served longest ago.
+    """Choose all decoding sequences if the largest bucket holds them, else those served longest ago.
 
-    Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps. The
-    sum of blocks can exceed them even if all fit the pool: a shared one counts for each that shares it. In a
-    contiguous cache the sum does not matter.
+    Sequences that are left out come first next time: a batch that exceeds the buckets is split over steps.
+    The sum of blocks can exceed them even if all fit the pool: a shared one counts for each that shares it.
+    In a contiguous cache the sum does not matter.
     """
     blocks = running.decode_blocks + len(running.growing)
     max_blocks = buckets.max_decode_blocks if not contiguous else sys.maxsize
@@ -126,7 +127,7 @@ def choose_decodes(running: RunningSet, buckets: BucketPlan, *, contiguous: bool
 def book_decodes(
     sequences: Iterable[Sequence], running: RunningSet, block_size: int
 ) -> tuple[DecodeRow, ...]:
-    """The rows that feed each sequence's last token. Books their computation and the tokens to come."""
+    """Book the computation of each sequence's last token and the token to come. Return the rows."""
     rows: list[DecodeRow] = []
     for sequence in sequences:
         position = sequence.num_computed_tokens
@@ -158,11 +159,11 @@ class PrefillBatch:
 
     @property
     def full(self) -> bool:
-        """True if no further chunk can enter."""
+        """True if no further chunk fits."""
         return self._budget < 1 or len(self.chunks) >= self._max_seqs
 
     def add(self, sequence: Sequence, start: int) -> PrefillChunk | None:
-        """Adds as much as fits of a sequence whose first `start` tokens are computed.
+        """Add a chunk, as long as fits, of a sequence whose first `start` tokens are computed.
 
         Returns None, adding nothing, if the batch is full or no bucket covers it with that.
         """
@@ -196,16 +197,16 @@ _RUNNING_PER_RESERVED_BLOCK: Final = 8
 
 
 def reserved_blocks(running: int) -> int:
-    """Blocks that must stay free beside a newcomer's own if so many run already."""
+    """Return the number of blocks to keep free when a sequence is admitted while so many run."""
     return -(-running // _RUNNING_PER_RESERVED_BLOCK)
 
 
 def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: BlockPool) -> list[Sequence]:
-    """The fewest running sequences, last in order first, that leave `head` a row and its blocks.
+    """Return the fewest sequences to preempt, last in order first, so that `head` gets a row and its blocks.
 
-    They must be less urgent by priority itself: having waited long is no reason to take away what others
-    compute. And they must come after `head` in order, else a stream of urgent arrivals could preempt an aged
-    sequence for ever. Empty if they would not free enough, for then their work would be lost for nothing.
+    They must be less urgent by priority itself: a long wait is no reason to preempt others. And they must
+    come after `head` in order, else a stream of urgent arrivals could preempt an aged sequence for ever.
+    Empty if they would not free enough blocks: their work would be lost for nothing.
     """
     candidates = [
         sequence
@@ -213,7 +214,7 @@ def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: Bl
         if sequence.params.priority > head.params.priority
     ]
     free, count = pool.free_count - demand.idle, len(running)
-    # Most often it is clear without a look at every block who shares it.
+    # Most often this is enough, without a look at the references of every block.
     if demand.allocated > free + sum(len(sequence.block_table) for sequence in candidates):
         return []
     hits, users = set(demand.hits), Counter[int]()
@@ -232,11 +233,11 @@ def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: Bl
 def move_blocks(
     running: RunningSet, pool: BlockPool, limit: int
 ) -> tuple[tuple[BlockMove, ...], tuple[Sequence, ...]]:
-    """Moves up to `limit` blocks if that pays, and rewrites the tables that name them. Returns whose too.
+    """Move up to `limit` blocks if that pays, rewrite the tables that name them, and return both.
 
     It is right to rewrite them while a step is in flight. That step was launched with the old ids, and the
     moves are executed after it and before the forwards of the step that is planned now: they carry along what
-    it writes, and everything planned from here on comes after them. So does whoever gets a source block.
+    it writes, and everything planned from here on comes after them, also writes to a source block.
     """
     moves = pool.plan_moves(limit)
     if not moves:
@@ -252,13 +253,13 @@ def move_blocks(
 
 
 class Planner:
-    """Moves sequences between the waiting and the running and gives them blocks, one step at a time.
+    """Admits and preempts sequences and allocates their blocks, one step at a time.
 
-    All decode in every step, as far as the buckets hold them, and beside them runs one prefill forward: so a
-    decode never waits for more than one chunk. Started prompts take turns by the step of their last chunk.
-    Those not started yet take turns with them as if they were one prompt, its last chunk being the one that
-    started a prompt last: many short prompts get ahead while a long one is computed, and none of its chunks
-    waits for more than one step of theirs.
+    All running sequences decode in every step, as far as the buckets hold them, together with one prefill
+    forward: so a decode never waits for more than one chunk. Started prompts take turns by the step of their
+    last chunk. Prompts not started yet take turns with them as if they were one prompt, its last chunk being
+    the one that started a prompt last: many short prompts get ahead while a long one is computed, and none of
+    its chunks waits for more than one step of theirs.
     """
 
     def __init__(
@@ -280,16 +281,16 @@ class Planner:
         self._shared = shared
         self._beams = beams
         self._transfer_blocks = transfer_blocks
-        # What the step in the making copies, and for whom.
+        # Block copies of the step that is being planned, and their sequences.
         self._copies: list[BlockMove] = []
         self._copied: list[Sequence] = []
-        # Those that it starts whose prompt was there: nothing is left of them to prefill.
+        # Sequences that it admits with all of their prompt cached: nothing is left to prefill.
         self._begun: list[Sequence] = []
         self._step = 0
         self._last_start = 0
         self.counts = StartCounts()
-        self.gave_way = False
-        """The last call of `plan` made no step but took blocks, maybe of somebody with a step in flight."""
+        self.preempted_only = False
+        """The last call of `plan` made no step but preempted, maybe a sequence with a step in flight."""
 
     @property
     def step(self) -> int:
@@ -297,12 +298,12 @@ class Planner:
         return self._step
 
     def plan(self) -> StepPlan | None:
-        """The next step. None if there is nothing to compute before a step in flight is committed."""
+        """Plan the next step. None if there is nothing to compute before a step in flight is committed."""
         self._step += 1
         self._copies, self._copied, self._begun = [], [], []
         preempted: list[Sequence] = []
         made = self._make(preempted)
-        self.gave_way = made is None and bool(preempted)
+        self.preempted_only = made is None and bool(preempted)
         return made
 
     def _make(self, preempted: list[Sequence]) -> StepPlan | None:
@@ -312,16 +313,16 @@ class Planner:
         decoding = choice.sequences
         for sequence in choice.growing:
             self._grow(sequence, self._pool.allocate(1)[0])
-        urgent = None if preempted else self._make_way(preempted)
+        urgent = None if preempted else self._preempt_for_head(preempted)
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
         split, blocks = choice.split, self._blocks_of(decoding, split=choice.split)
         budget = self._config.prompt_budget(len(decoding))
         prefill = PrefillBatch(self._buckets, budget, self._config.max_prefill_seqs)
-        # What was short of blocks a moment ago starts nothing new.
+        # Nothing is admitted while blocks are short.
         self._fill(prefill, urgent, admit=urgent is not None or not preempted)
         if self._begun and not decoding and not prefill.chunks:
-            # What starts to decode beside a step is not in it, but this one would do nothing else.
+            # Sequences that start to decode now wait for the next step, unless this one would be empty.
             choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
             decoding, split = choice.sequences, choice.split
             blocks = self._blocks_of(decoding, split=split)
@@ -348,9 +349,9 @@ class Planner:
         )
 
     def preempt(self, victim: Sequence) -> list[Sequence]:
-        """Takes a running sequence's blocks; it waits again. Its token that is in flight still counts.
+        """Preempt a running sequence: free its blocks and queue it again. A token in flight still counts.
 
-        A group of beams gives way as a whole. Returns who has given way.
+        A group of beams is preempted as a whole. Return the preempted sequences.
         """
         if victim.group is not None:
             members = self._beams.preempt(victim.group)
@@ -372,10 +373,10 @@ class Planner:
         self._pool.free([shared])
 
     def _choose_decodes(self, preempted: list[Sequence]) -> DecodeChoice | None:
-        """Picks who decodes, and preempts, last in order first, until the blocks for that are free.
+        """Choose the decoding sequences; preempt, last in order first, until their blocks are free.
 
-        None if they are not and the step in flight is known to end sequences: their blocks are worth waiting
-        for. After preemptions the choice is made anew, for a split batch has others then.
+        None if they are not free and the step in flight is known to end sequences: their blocks are worth
+        waiting for. After preemptions the choice is made anew, since a split batch has others then.
         """
         while True:
             choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
@@ -396,8 +397,8 @@ class Planner:
                 preempted += gone
                 growing.difference_update(one.key for one in gone)
 
-    def _make_way(self, preempted: list[Sequence]) -> Sequence | None:
-        """Preempts for the first that waits if it is more urgent and that lets it run; returns it then."""
+    def _preempt_for_head(self, preempted: list[Sequence]) -> Sequence | None:
+        """Preempt for the first waiting sequence if it is more urgent; return it if it can run then."""
         head = self._waiting.head()
         if head is None or self._running.ending:
             return None
@@ -419,7 +420,7 @@ class Planner:
         return bucket
 
     def _fill(self, batch: PrefillBatch, urgent: Sequence | None, *, admit: bool) -> None:
-        """Adds chunks by turns. Who made others give way comes first, lest they have done so for nothing."""
+        """Add chunks by turns, `urgent`, for which others were preempted, first."""
         started = deque(self._running.prefilling.first(self._config.max_prefill_seqs))
         first = self._waiting.head() if admit else None
         last_start = self._last_start
@@ -428,15 +429,15 @@ class Planner:
                 first is urgent or not started or self._start_turn(first, last_start) <= started[0].turn[0]
             ):
                 begun = self._start(first, batch)
-                # A victim of this very step may be the next, and what is in flight for it is of its old life.
-                # When the step after this one is planned, that is committed (see `gave_way`).
+                # The next may have been preempted in this very step, with a token in flight from before. When
+                # the step after this one is planned, that token is committed (see `preempted_only`).
                 first = self._waiting.head() if begun and urgent is None else None
-            elif not self._go_on(started.popleft(), batch):
+            elif not self._continue(started.popleft(), batch):
                 # No bucket holds one more row of this length, so none holds the others.
                 started.clear()
 
     def _demand(self, sequence: Sequence) -> Demand | None:
-        """The blocks of a waiting sequence, for all its tokens, so that its prompt need not be preempted.
+        """Return the blocks for all tokens of a waiting sequence, so that its prompt is not preempted.
 
         None if it cannot run now: no row or too few blocks are free.
         """
@@ -453,7 +454,7 @@ class Planner:
         if group is None:
             return demand_of(sequence, self._pool, self._shared.found(sequence))
         demand = demand_of(group.trunk, self._pool, None)
-        return replace(demand, rows=len(group.members), beside=self._beams.missing(group))
+        return replace(demand, rows=len(group.members), beams=self._beams.missing(group))
 
     def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         demand = self._demand(sequence)
@@ -484,7 +485,7 @@ class Planner:
         return True
 
     def _give_up_blocks(self) -> bool:
-        """Frees blocks that nobody runs with, if there are any."""
+        """Free blocks that no running sequence uses, if there are any."""
         return self._shared.give_up() or self._transfer_blocks.give_up()
 
     def _start_beams(self, group: BeamGroup, demand: Demand, batch: PrefillBatch) -> bool:
@@ -503,19 +504,19 @@ class Planner:
             self._follow_trunk(trunk)
         return True
 
-    def _go_on(self, sequence: Sequence, batch: PrefillBatch) -> bool:
+    def _continue(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         chunk = batch.add(sequence, sequence.num_computed_tokens)
         if chunk is None:
             return False
-        self._running.go_on(sequence, chunk.end, self._turn(sequence))
+        self._running.book_chunk(sequence, chunk.end, self._turn(sequence))
         if chunk.samples:
             self._follow_trunk(sequence)
         return True
 
     def _follow_trunk(self, sequence: Sequence) -> None:
-        """Lets other beams go on if the last token of a group's trunk is planned."""
+        """Wake the other beams of a group if the last token of its trunk is planned."""
         if sequence.group is not None and sequence is sequence.group.trunk:
-            self._beams.go_on(sequence.group, self._turn(sequence)[0])
+            self._beams.wake_others(sequence.group, self._turn(sequence)[0])
 
     def _turn(self, sequence: Sequence) -> tuple[int, int]:
         aged = sequence.params.priority * self._config.priority_ageing_steps + self._step
@@ -526,7 +527,7 @@ class Planner:
         return max(aged, sequence.order[0])
 
     def _blocks_of(self, decoding: list[Sequence], *, split: bool) -> int:
-        """Blocks of those that decode: of all that can, unless a batch was split."""
+        """Return the blocks of the decoding sequences: of all that can decode, unless a batch was split."""
         if not split:
             return self._running.decode_blocks
         return sum(len(sequence.block_table) for sequence in decoding)

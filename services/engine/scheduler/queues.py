@@ -1,4 +1,4 @@
-"""The sequences that wait for blocks and those that hold them, in the orders in which they are served."""
+"""Waiting and running sequences, in the orders in which they are served."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class OrderedSequences:
         return reversed(self._sorted)
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a sequence in its place."""
+        """Put a sequence in its place."""
         insort(self._sorted, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a sequence that is in."""
+        """Take out a sequence that is in."""
         del self._sorted[bisect_left(self._sorted, self._key(sequence), key=self._key)]
 
     def first(self, count: int) -> list[Sequence]:
-        """Up to `count` sequences with the lowest keys, rising."""
+        """Return up to `count` sequences with the lowest keys, rising."""
         return list(islice(self._sorted, count))
 
     def last(self) -> Sequence | None:
-        """The sequence with the highest key."""
+        """Return the sequence with the highest key."""
         return self._sorted[-1] if self._sorted else None
 
 
@@ -53,11 +53,10 @@ _FEW: Final = 64
 
 
 class WaitingQueue:
-    """Sequences by `order`, the preempted among the new ones. Every operation is O(log n), amortised.
+    """Waiting sequences by `order`, preempted and new ones alike. Operations are O(log n), amortised.
 
-    Those that are held are counted and do not come up before they are released.
-
-    One that ends while it waits stays in the heap as a dead entry until it comes up or the dead are half.
+    Held sequences count as waiting, and come up only after their release. A sequence that ends while it
+    waits stays in the heap as a dead entry until it comes up or half of the entries are dead.
     """
 
     def __init__(self) -> None:
@@ -69,21 +68,21 @@ class WaitingQueue:
         return self._length
 
     def push(self, sequence: Sequence) -> None:
-        """Queues a sequence that is new or was preempted."""
+        """Queue a sequence that is new or was preempted."""
         self.hold(sequence)
         self.release(sequence)
 
     def hold(self, sequence: Sequence) -> None:
-        """Takes in a sequence that cannot run yet."""
+        """Take in a sequence that cannot run yet."""
         self._length += 1
         self.tokens += len(sequence.token_ids)
 
     def release(self, sequence: Sequence) -> None:
-        """Queues a sequence that was held."""
+        """Queue a sequence that was held."""
         heapq.heappush(self._heap, (sequence.order, sequence))
 
     def head(self) -> Sequence | None:
-        """The sequence that runs next."""
+        """Return the sequence that is to run next."""
         while self._heap:
             sequence = self._heap[0][1]
             if not sequence.finished:
@@ -92,16 +91,16 @@ class WaitingQueue:
         return None
 
     def pop(self, head: Sequence) -> None:
-        """Takes out the sequence that `head` returned."""
+        """Take out the sequence that `head` returned."""
         heapq.heappop(self._heap)
         self._forget(head)
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes out a sequence that is held."""
+        """Take out a sequence that is held."""
         self._forget(sequence)
 
     def discard(self, sequence: Sequence) -> None:
-        """Drops a sequence that has just ended, wherever it stands."""
+        """Drop a sequence that has just ended, wherever it stands."""
         self._forget(sequence)
         if len(self._heap) > max(_FEW, 2 * self._length):
             self._heap = [entry for entry in self._heap if not entry[1].finished]
@@ -116,9 +115,9 @@ class RunningSet:
     """Running sequences, by `order` and by what a step can do for them.
 
     `prefilling` have more than one token to compute; they take turns. `decoding` have one; they hold
-    `decode_blocks` blocks, one that several share counted for each, and `growing` are those of them that have
-    no slot for it. `ending` reach their longest length with a step in flight: nothing is to be computed for
-    them any more. `resting` are beams that wait for what others of their group come to. Every change is
+    `decode_blocks` blocks, a shared one counted for each, and `growing` are those of them that have no slot
+    for it. `ending` reach their longest length with a step in flight: nothing is to be computed for
+    them any more. `resting` are beams that wait for the others of their group. Every change is
     booked at once: a step need not look at all that run.
     """
 
@@ -149,32 +148,32 @@ class RunningSet:
         return sum(sequence.num_uncomputed_tokens for sequence in self.prefilling)
 
     def add(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
-        """Takes in a sequence that has just got its blocks and whose first chunk ends before `end`."""
+        """Take in a sequence that was just admitted and whose first chunk ends before `end`."""
         self._enter(sequence)
         self._book(sequence, end, turn)
 
     def add_resting(self, sequence: Sequence) -> None:
-        """Takes in a beam for which nothing is to be computed yet."""
+        """Take in a beam for which nothing is to be computed yet."""
         self._enter(sequence)
         self.resting[sequence.key] = sequence
 
     def rest(self, sequence: Sequence) -> None:
-        """Notes that a beam that is `decoding` has its next token planned."""
+        """Note that the next token of a `decoding` beam is planned."""
         self._leave_decoding(sequence)
         self.resting[sequence.key] = sequence
 
     def wake(self, sequence: Sequence, turn: tuple[int, int]) -> None:
-        """Lets one that is `resting` go on with the tokens that it has."""
+        """Move a `resting` beam on to compute the tokens that it has."""
         del self.resting[sequence.key]
         self._book(sequence, sequence.num_computed_tokens, turn)
 
-    def go_on(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
-        """Books a further chunk of one that is in `prefilling`; it ends before `end`."""
+    def book_chunk(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
+        """Book a further chunk, which ends before `end`, of a `prefilling` sequence."""
         self.prefilling.remove(sequence)
         self._book(sequence, end, turn)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a sequence, wherever it stands; its row is free."""
+        """Take out a sequence, wherever it stands, and free its row."""
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1
         self.by_order.remove(sequence)
@@ -184,23 +183,23 @@ class RunningSet:
             self.prefilling.remove(sequence)
 
     def grow(self, sequence: Sequence, block: int) -> None:
-        """Gives one that is `growing` one more block."""
+        """Give a `growing` sequence one more block."""
         sequence.add_block(block)
         self.decode_blocks += 1
         del self.growing[sequence.key]
 
     def own(self, sequence: Sequence, block: int) -> int:
-        """Gives one that is `growing` a block instead of the one that it shares, which is returned."""
+        """Give a `growing` sequence a block of its own for the one that it shares, which is returned."""
         del self.growing[sequence.key]
         return sequence.own_last(block)
 
     def end(self, sequence: Sequence) -> None:
-        """Notes that one that is `decoding` has its last token planned."""
+        """Note that the last token of a `decoding` sequence is planned."""
         self._leave_decoding(sequence)
         self.ending[sequence.key] = sequence
 
     def check(self) -> None:
-        """Compares the books. Raises SchedulerError."""
+        """Compare the books. Raises SchedulerError."""
         parts = [*self.prefilling, *self.decoding.values(), *self.ending.values(), *self.resting.values()]
         if sorted(part.key for part in parts) != sorted(sequence.key for sequence in self.by_order):
             raise SchedulerError("what runs is not what computes a prompt, decodes, ends or rests")

@@ -1,4 +1,4 @@
-"""KV that is there before a sequence starts: cached prefixes, shared prompts, blocks kept for transfers."""
+"""KV that exists before a sequence starts: cached prefixes, shared prompts, blocks held for transfers."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from services.engine.scheduler.sequence import SchedulerError, Sequence, Sequenc
 
 @dataclass(eq=False, slots=True)
 class SharedPrompt:
-    """A prompt of `length` tokens, and who has not started with it.
+    """A prompt of `length` tokens, and the sequences that have not started with it.
 
     `leader` computes it, or waits to; None once that is done, or if it ended before. `blocks` hold it from
-    then on; they may be given up at any time. The others are `held`, by order, but for the first of them:
-    when there are blocks, or nobody to wait for, it is the `candidate` and queues as anybody does.
+    then on; they may be evicted at any time. The others are `held`, by order, but for the first of them:
+    when there are blocks, or no leader to wait for, it is the `candidate` and waits in the common queue.
     """
 
     length: int
     leader: Sequence | None = None
     candidate: Sequence | None = None
     held: list[Sequence] = field(default_factory=list)
-    # Its KV came from elsewhere, and nobody has started with it.
+    # Its KV came from another engine, and no sequence has started with it.
     provided: bool = False
     blocks: list[int] = field(default_factory=list)
 
     def before(self) -> Iterator[Sequence]:
-        """Whoever a newcomer would have to wait for."""
+        """Yield the sequences that a new one would have to wait for."""
         yield from (one for one in (self.leader, self.candidate) if one is not None)
         yield from self.held
 
 
 class SharedPrompts:
-    """All shared prompts. There is one reference from here to each block that they keep.
+    """All shared prompts, with one reference to each block that they hold.
 
-    Nobody waits for a sequence that comes later in order, so nobody waits longer than without sharing. And
-    there is always somebody to wait for: a leader that ends is followed by the next in order.
+    A sequence never waits for one that comes later in order, so none waits longer than without sharing. And
+    there is always one to wait for: a leader that ends is followed by the next in order.
     """
 
     def __init__(self, pool: BlockPool, waiting: WaitingQueue) -> None:
         self._pool = pool
         self._waiting = waiting
         self._of: dict[int, SharedPrompt] = {}
-        # Those with blocks.
+        # Prompts with blocks.
         self._kept: dict[int, SharedPrompt] = {}
         # How often a sequence started with provided blocks, or they were given up before.
         self.provided = self.forfeited = 0
 
     def join(self, sequence: Sequence, other: Sequence) -> bool:
-        """Makes a new sequence share a live one's prompt, and wait. False, changing nothing, if it cannot.
+        """Let a new sequence share a live one's prompt, and wait. False, changing nothing, if it cannot.
 
-        Who wants log probabilities of its prompt computes it itself.
+        A sequence that wants log probabilities of its prompt computes it itself.
         """
         if not _alike(sequence, other):
             return False
@@ -71,22 +71,22 @@ class SharedPrompts:
         return True
 
     def provide(self, sequence: Sequence, length: int, blocks: list[int]) -> None:
-        """Gives a new sequence, which is to queue, the KV of its first `length` tokens.
+        """Give a new sequence, which is to queue, the KV of its first `length` tokens.
 
-        Takes over the caller's references to the blocks.
+        The caller's references to the blocks pass to this object.
         """
         shared = SharedPrompt(length, candidate=sequence, blocks=blocks, provided=True)
         self._of[sequence.key] = shared
         self._kept[id(shared)] = shared
 
     def found(self, sequence: Sequence) -> SharedPrompt | None:
-        """The prompt that a waiting sequence can start with, if its blocks are there."""
+        """Return the shared prompt that a waiting sequence can start with, if its blocks are there."""
         shared = self._of.get(sequence.key)
         usable = shared is not None and shared.blocks and sequence.params.sampling.prompt_logprobs < 0
         return shared if usable else None
 
     def started(self, sequence: Sequence) -> None:
-        """Notes that a sequence has got its blocks: those of its prompt, or all of its own to compute it."""
+        """Note that a sequence was admitted, with the blocks of its prompt or with its own to compute it."""
         shared = self._of.get(sequence.key)
         if shared is not None and shared.candidate is sequence:
             shared.candidate = None
@@ -95,7 +95,7 @@ class SharedPrompts:
             self._advance(shared)
 
     def computed(self, sequence: Sequence) -> None:
-        """Notes that all of a running sequence's prompt is computed, by steps that are committed."""
+        """Note that all of a running sequence's prompt is computed, by steps that are committed."""
         sequence.prompt_computed = True
         shared = self._of.get(sequence.key)
         if shared is not None and shared.leader is sequence:
@@ -104,7 +104,7 @@ class SharedPrompts:
             self._advance(shared)
 
     def left(self, sequence: Sequence, *, failed: bool) -> None:
-        """Notes that a sequence ended. What one that `failed` computed is not to be trusted."""
+        """Note that a sequence ended. KV of one that `failed` is not to be trusted."""
         shared = self._of.pop(sequence.key, None)
         if shared is None:
             return
@@ -119,7 +119,7 @@ class SharedPrompts:
         self._advance(shared)
 
     def give_up(self) -> bool:
-        """Gives up the blocks of a prompt with which nobody runs, if there is one: blocks are short."""
+        """Evict the blocks of a prompt that no sequence runs with. False if there is none."""
         for shared in self._kept.values():
             if any(self._pool.references(block) == 1 for block in shared.blocks):
                 self._give_up(shared)
@@ -127,20 +127,20 @@ class SharedPrompts:
         return False
 
     def tables(self) -> list[list[int]]:
-        """The kept blocks of each prompt."""
+        """Return the blocks of each prompt that holds some."""
         return [shared.blocks for shared in self._kept.values()]
 
     def check(self) -> None:
-        """Raises SchedulerError if somebody waits for nothing."""
+        """Raise SchedulerError if a sequence waits for nothing."""
         for shared in set(self._of.values()):
             ahead = shared.candidate or shared.leader
             if shared.held and (ahead is None or ahead.finished):
-                raise SchedulerError("sequences wait for a prompt that nobody computes")
+                raise SchedulerError("sequences wait for a prompt that is not computed")
             if any(one.status is not SequenceStatus.WAITING for one in shared.held):
                 raise SchedulerError("a sequence that waits for a prompt does not wait")
 
     def _keep(self, shared: SharedPrompt, owner: Sequence) -> None:
-        """Adds a reference to the blocks of the owner's prompt: they outlive it."""
+        """Add a reference to the blocks of the owner's prompt, so that they outlive it."""
         shared.blocks = owner.block_table[: self._pool.blocks_for(shared.length)]
         self._pool.share(shared.blocks)
         self._kept[id(shared)] = shared
@@ -155,7 +155,7 @@ class SharedPrompts:
             shared.leader = shared.candidate
 
     def _advance(self, shared: SharedPrompt) -> None:
-        """Lets the next in order queue when it has nothing to wait for."""
+        """Queue the next in order when it has nothing to wait for."""
         if shared.candidate is None and not shared.held:
             self._give_up(shared)
         elif shared.candidate is None and (shared.blocks or shared.leader is None):
@@ -179,9 +179,9 @@ def _alike(sequence: Sequence, other: Sequence) -> bool:
 class Demand:
     """Blocks that a waiting sequence needs, and the tokens `start` that are computed then.
 
-    `hits` hold the first of these tokens; `idle` of them are used by nobody and count as free until they are
-    acquired. `missing` are to be allocated beside them, and the first of those begins with tokens of the
-    block `copied`, if that is not None. A group of beams takes `rows` rows and `beside` more blocks.
+    `hits` hold the first of these tokens; `idle` of them are referenced by no sequence and count as free
+    until they are acquired. `missing` more are to be allocated, and the first of those begins with tokens of
+    the block `copied`, if that is not None. A group of beams takes `rows` rows and `beams` more blocks.
     """
 
     hits: list[int]
@@ -191,19 +191,19 @@ class Demand:
     copied: int | None = None
     shared: bool = False
     rows: int = 1
-    beside: int = 0
+    beams: int = 0
 
     @property
     def allocated(self) -> int:
         """Blocks to be allocated."""
-        return self.missing + self.beside
+        return self.missing + self.beams
 
 
 def demand_of(sequence: Sequence, pool: BlockPool, shared: SharedPrompt | None) -> Demand:
-    """What there is of all tokens of a waiting sequence but the last one: its logits have to be computed.
+    """Return the blocks that a waiting sequence needs, with cached KV of all tokens but the last.
 
-    `shared`: its prompt, if that is kept. Else it is looked up in the cache, unless the sequence wants log
-    probabilities of its prompt, which is computed in full for the sake of the logits on the way.
+    The last token's logits have to be computed. `shared`: its prompt, if that is held. Else it is looked up
+    in the cache, unless the sequence wants log probabilities of its prompt, which is then computed in full.
     """
     length, size = len(sequence.token_ids), pool.block_size
     total = pool.blocks_for(length)
@@ -222,7 +222,7 @@ def demand_of(sequence: Sequence, pool: BlockPool, shared: SharedPrompt | None) 
 def take_blocks(
     sequence: Sequence, demand: Demand, pool: BlockPool
 ) -> tuple[list[int], tuple[BlockMove, ...]]:
-    """Acquires the hits and allocates the rest; returns the block table, and what is to be copied into it.
+    """Acquire the hits and allocate the rest; returns the block table, and what is to be copied into it.
 
     The hits come first: what an allocation evicts may then be none of them. Only the first start counts as
     cached for the caller, and only tokens of the prompt do.
@@ -242,22 +242,22 @@ def take_blocks(
 
 def _count_tokens(sequence: Sequence, demand: Demand, pool: BlockPool) -> None:
     if not demand.shared:
-        # What was fetched for it had to be given up.
+        # The blocks that were fetched for it had to be evicted.
         sequence.num_transferred_tokens = 0
     if sequence.num_transferred_tokens:
-        # All but the last token is there: the rest of it was found here.
+        # All but the last token is there: the tokens that were not fetched were cached here.
         sequence.num_cached_tokens = demand.start - sequence.num_transferred_tokens
     elif pool.prefix_caching:
         sequence.num_cached_tokens = min(len(demand.hits) * pool.block_size, sequence.prompt_len)
 
 
 def publish_blocks(sequence: Sequence, start: int, end: int, pool: BlockPool) -> None:
-    """Publishes the blocks that the computation of tokens [start, end) has filled."""
+    """Publish the blocks that the computation of tokens [start, end) has filled."""
     publish_table(sequence, sequence.block_table, start, end, pool)
 
 
 def publish_table(sequence: Sequence, table: list[int], start: int, end: int, pool: BlockPool) -> None:
-    """The same of tokens that are in the blocks of this table."""
+    """Publish the blocks of a table that the computation of tokens [start, end) has filled."""
     size = pool.block_size
     first, last = start // size, end // size
     if first == last or not pool.prefix_caching:
@@ -268,7 +268,7 @@ def publish_table(sequence: Sequence, table: list[int], start: int, end: int, po
 
 
 def prompt_name(sequence: Sequence, tokens: int, block_size: int) -> bytes:
-    """What ties KV to the sequence's first tokens and salt: their name as blocks are chained, 16 bytes."""
+    """Return the chained hash of the sequence's first tokens and salt, 16 bytes, which names their KV."""
     full = tokens // block_size
     hashes = _hashes(sequence, full, block_size)
     parent = hashes[full - 1] if full else b""
@@ -276,7 +276,7 @@ def prompt_name(sequence: Sequence, tokens: int, block_size: int) -> bytes:
 
 
 def cached_prefix(sequence: Sequence, tokens: int, pool: BlockPool) -> list[int]:
-    """The cached blocks that hold the beginning of the sequence's first tokens."""
+    """Return the cached blocks that hold the beginning of the sequence's first tokens."""
     if not pool.prefix_caching:
         return []
     full = tokens // pool.block_size
@@ -284,7 +284,7 @@ def cached_prefix(sequence: Sequence, tokens: int, pool: BlockPool) -> list[int]
 
 
 def _hashes(sequence: Sequence, blocks: int, block_size: int) -> list[bytes]:
-    """The hashes of at least the first `blocks` blocks, which must be full."""
+    """Return the hashes of at least the first `blocks` blocks, which must be full."""
     if sequence.hashes is None:
         sequence.hashes = BlockHashes(block_size, sequence.cache_salt)
     known = len(sequence.hashes.hashes)
@@ -304,8 +304,8 @@ class IncomingPrefix:
 class TransferBlocks:
     """Block tables by key, the oldest first. There is one reference from here to each block of each table.
 
-    All of them may be given up at any time, when sequences are short of blocks: whoever has kept some asks
-    again before he counts on them.
+    All of them may be evicted at any time, when sequences are short of blocks: callers look them up again
+    before each use.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -316,19 +316,19 @@ class TransferBlocks:
         return key in self._tables
 
     def keep(self, key: int, blocks: list[int]) -> None:
-        """Takes over the caller's references to a table's blocks."""
+        """Take over the caller's references to the blocks of a table."""
         self._tables[key] = blocks
 
     def table(self, key: int) -> list[int] | None:
-        """The blocks of a key that is kept."""
+        """Return the blocks of a key, None if it has none (any more)."""
         return self._tables.get(key)
 
     def take(self, key: int) -> list[int] | None:
-        """Gives the references to the caller; None if there are none (any more)."""
+        """Remove a key and return its blocks with their references; None if it has none (any more)."""
         return self._tables.pop(key, None)
 
     def release(self, key: int) -> bool:
-        """Frees the blocks of a key, if it is kept."""
+        """Free the blocks of a key. False if it has none."""
         blocks = self._tables.pop(key, None)
         if blocks is None:
             return False
@@ -336,10 +336,10 @@ class TransferBlocks:
         return True
 
     def give_up(self) -> bool:
-        """Frees the oldest, if there is one: blocks are short."""
+        """Free the oldest table. False if there is none."""
         oldest = next(iter(self._tables), None)
         return oldest is not None and self.release(oldest)
 
     def tables(self) -> list[list[int]]:
-        """All of them."""
+        """Return all tables."""
         return list(self._tables.values())

@@ -1,4 +1,4 @@
-"""Continuous batching: prefill chunks beside decodes under one token budget, preemption by recompute."""
+"""Continuous batching: prefill chunks and decodes under one token budget, preemption by recompute."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from services.engine.scheduler.sequence import (
 
 
 def set_lengths(sequence: Sequence, config: SchedulerConfig) -> None:
-    """Sets the lengths, prompt and completion, between which a stop id ends the sequence."""
+    """Set the lengths, prompt and completion, between which a stop id ends the sequence."""
     sequence.shortest = sequence.prompt_len + sequence.params.min_tokens
     sequence.longest = min(config.max_model_len, sequence.prompt_len + sequence.params.max_tokens)
 
 
 def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPool) -> None:
-    """Raises SequenceRefused for a sequence that is malformed, complete, or can never fit.
+    """Raise SequenceRefused for a sequence that is malformed, complete, or can never fit.
 
     Its lengths must be set. The pool has to hold the sequence at its longest: then the first in order can
-    always go on, whatever the others hold.
+    always run to its end, whatever the others hold.
     """
     invalid, too_long = CoreErrorCode.INVALID_ARGUMENT, CoreErrorCode.CONTEXT_LENGTH_EXCEEDED
     length, prompt_len, max_tokens = len(sequence.token_ids), sequence.prompt_len, sequence.params.max_tokens
@@ -74,7 +74,7 @@ def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPoo
 
 
 def check_group(members: list[Sequence], config: SchedulerConfig, pool: BlockPool) -> None:
-    """Raises SequenceRefused for a beam search that can never run, whose first member is admissible."""
+    """Raise SequenceRefused for a beam search that can never run, whose first member is admissible."""
     lead, width = members[0], len(members)
     if config.contiguous:
         raise SequenceRefused(
@@ -98,7 +98,7 @@ def check_group(members: list[Sequence], config: SchedulerConfig, pool: BlockPoo
 
 
 def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
-    """Raises ValueError for buckets that do not reach what a step can hold."""
+    """Raise ValueError for buckets that do not reach what a step can hold."""
     query = min(config.prompt_budget(0), config.max_model_len - 1, buckets.max_prefill_query)
     longest = min(pool.total, pool.blocks_for(config.max_model_len - 1))
     if buckets.block_size != pool.block_size:
@@ -134,8 +134,8 @@ class Scheduler:
 
     One more step may be planned before the last one is committed: planning overlaps the device's work. Plans
     are committed in their order. A sequence may be ended between any two calls. Blocks and rows that become
-    free while a step is in flight go out again at once: the device runs steps in order, so whoever gets them
-    writes after their last owner.
+    free while a step is in flight are given out again at once: the device runs steps in order, so their new
+    owner writes after the last one.
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
@@ -177,7 +177,7 @@ class Scheduler:
         return self._shared.forfeited
 
     def load(self) -> SchedulerLoad:
-        """The load now."""
+        """Return the load now."""
         return SchedulerLoad(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -187,16 +187,16 @@ class Scheduler:
 
     @property
     def kv_events(self) -> KvEventLog:
-        """What becomes hittable for others and what is given up."""
+        """Changes of the prefix cache."""
         return self._pool.events
 
     @property
     def counts(self) -> StartCounts:
-        """What was started and gave way since the start, as it stands."""
+        """Admissions and preemptions since the start; a live object."""
         return self._planner.counts
 
     def add(self, sequence: Sequence, same_prompt_as: int | None = None) -> None:
-        """Queues a new sequence.
+        """Queue a new sequence.
 
         `same_prompt_as`: key of one with the same prompt and salt, which computes it for both if it lives and
         the KV is not contiguous.
@@ -218,7 +218,7 @@ class Scheduler:
             self._waiting.push(sequence)
 
     def add_beams(self, members: list[Sequence]) -> None:
-        """Queues a beam search: as many sequences as it has beams, the first of which has the prompt.
+        """Queue a beam search: as many sequences as it has beams, the first of which has the prompt.
 
         That one stands for all of them: to end one is to end all, and the result names the first. The others
         have no tokens yet, and the same lengths and priority. Raises as `add` does.
@@ -233,13 +233,13 @@ class Scheduler:
         self._beams.wait(BeamGroup(members))
 
     def branch(self, group: BeamGroup, choices: Iterable[tuple[Sequence, int]]) -> None:
-        """Answers a Scored outcome: how beams go on, each a beam so far and its next token, best first."""
+        """Answer a Scored outcome with continuations: pairs of a beam and its next token, best first."""
         self._beams.branch(group, choices)
 
     def expect(self, sequence: Sequence) -> IncomingPrefix | None:
-        """Keeps blocks, under the key of a new sequence, for the KV of its prompt but the last token.
+        """Allocate transfer blocks, under a new sequence's key, for the KV of its prompt but the last token.
 
-        None if too few are free. When the KV is there, `arrived` and `add` are to follow.
+        None if too few are free. When the KV is there, call `arrived` and `add`.
         """
         tokens = sequence.prompt_len - 1
         hits = cached_prefix(sequence, tokens, self._pool)
@@ -247,16 +247,16 @@ class Scheduler:
         free = self._pool.free_count - self._pool.idle(hits) - reserved_blocks(len(self._running))
         if missing > free:
             return None
-        # The hits come first: what an allocation evicts may then be none of them.
+        # The hits come first, so that the allocation evicts none of them.
         self._pool.acquire(hits)
         blocks = hits + self._pool.allocate(missing)
         self.transfer_blocks.keep(sequence.key, blocks)
         return IncomingPrefix(blocks, len(hits))
 
     def arrived(self, sequence: Sequence, incoming: IncomingPrefix) -> bool:
-        """Publishes blocks whose KV is there; the sequence begins with its last token once it is added.
+        """Publish blocks whose KV is there; the sequence begins with its last token once it is added.
 
-        False if they were given up meanwhile.
+        False if they were evicted meanwhile.
         """
         if self.transfer_blocks.table(sequence.key) is not incoming.blocks:
             return False
@@ -278,13 +278,13 @@ class Scheduler:
             self._live[sequence.key] = sequence
 
     def abort(self, key: int) -> bool:
-        """Ends a sequence wherever it is and frees its blocks. False if it is not live."""
+        """End a sequence wherever it is and free its blocks. False if it is not live."""
         return self.end(key, FinishReason.ABORT) is not None
 
     def end(self, key: int, reason: FinishReason) -> Finished | None:
-        """Ends a sequence from outside, between any two calls, for this reason. None if it is not live.
+        """End a sequence from outside, between any two calls, for this reason. None if it is not live.
 
-        What a step in flight computes for it is dropped when that step is committed.
+        Tokens of a step in flight are dropped when that step is committed.
         """
         sequence = self._live.get(key)
         if sequence is None:
@@ -292,21 +292,21 @@ class Scheduler:
         members = [sequence] if sequence.group is None else sequence.group.members
         for member in members:
             if reason is FinishReason.ERROR:
-                # Whatever went wrong with it may be in its KV.
+                # The fault may be in its KV.
                 self._pool.forget(member.block_table)
             self._retire(member, failed=reason is FinishReason.ERROR)
         return Finished(members[0], None, reason)
 
     def plan(self) -> StepPlan | None:
-        """Decides the next step, allocates its blocks and books its tokens as computed.
+        """Decide the next step, allocates its blocks and book its tokens as computed.
 
         None if no sequence lives, or none can be computed before the step in flight is committed. Raises
         SchedulerError if two steps are in flight.
         """
         if len(self._in_flight) == _MAX_IN_FLIGHT:
             raise SchedulerError("two steps are planned already and not committed")
-        if self._in_flight and self._planner.gave_way:
-            # Whoever gave way must not start anew before what is in flight for its old life is committed.
+        if self._in_flight and self._planner.preempted_only:
+            # A preempted sequence must not be admitted before its token in flight is committed.
             return None
         plan = self._planner.plan()
         if plan is not None:
@@ -316,20 +316,20 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, sampled: Mapping[int, int]) -> list[Outcome | Scored]:
-        """Books the tokens of a step that was run: the earliest that is not committed.
+        """Book the tokens of a step that was run: the earliest that is not committed.
 
-        `sampled` maps the keys of `plan.sampling()` to their new token ids. Returns what came of each, in the
-        plan's order. A sequence that was ended meanwhile is left out, and its token may be missing; so a step
-        that failed is committed without tokens, after its sequences were ended. Beams take no token: when
-        those of a group have all been computed, the group is Scored. Raises SchedulerError for another plan,
-        or a missing token.
+        `sampled` maps the keys of `plan.sampling()` to their new token ids. Return an outcome for each, in
+        the plan's order. A sequence that was ended meanwhile is left out, and its token may be missing; so a
+        step that failed is committed without tokens, after its sequences were ended. Beams take no token:
+        when those of a group have all been computed, the group is Scored. Raises SchedulerError for another
+        plan, or a missing token.
         """
         if not self._in_flight or self._in_flight[0] is not plan:
             raise SchedulerError("a plan is committed that is not the earliest of those in flight")
         self._in_flight.popleft()
         outcomes: list[Outcome | Scored] = []
         for chunk in plan.prefills:
-            # One that was preempted in flight has no blocks to publish, and its token to take.
+            # A sequence that was preempted in flight takes its token, and has no blocks to publish.
             if chunk.sequence.status is _RUNNING:
                 publish_blocks(chunk.sequence, chunk.start, chunk.end, self._pool)
                 if chunk.end >= chunk.sequence.prompt_len:
@@ -355,7 +355,7 @@ class Scheduler:
         return outcomes
 
     def check(self) -> None:
-        """Compares all books, for idle moments and tests. Raises BlockError or SchedulerError."""
+        """Compare all books, in idle moments and tests. Raises BlockError or SchedulerError."""
         tables = [sequence.block_table for sequence in self._live.values()]
         self._pool.check(tables + self._shared.tables() + self.transfer_blocks.tables())
         self._shared.check()
@@ -364,7 +364,7 @@ class Scheduler:
         self._running.check()
 
     def _score(self, beam: Sequence, group: BeamGroup) -> list[Scored]:
-        """Notes that a beam's next token can be chosen. One that was preempted will be computed again."""
+        """Note that a beam's next token can be chosen. One that was preempted will be computed again."""
         beam.num_pending -= 1
         if beam.status is not _RUNNING:
             return []
@@ -372,7 +372,7 @@ class Scheduler:
         return [Scored(group)] if len(group.scored) == len(group.active) else []
 
     def _take(self, sequence: Sequence, index: int, sampled: Mapping[int, int]) -> Outcome:
-        """Appends the token that was sampled for this index of a sequence, which may wait again by now."""
+        """Append the token that was sampled for this index of a sequence, which may wait again by now."""
         token = sampled.get(sequence.key)
         if token is None:
             raise SchedulerError(f"no token was sampled for sequence {sequence.key}")
@@ -382,7 +382,7 @@ class Scheduler:
         sequence.num_pending -= 1
         if sequence.status is not _RUNNING:
             self._waiting.tokens += 1
-        # Nearly all tokens are like this.
+        # The common case, without a call.
         if index + 1 < sequence.longest and token not in sequence.params.stop_ids:
             return Advanced(sequence, token)
         reason = finish_reason(sequence)

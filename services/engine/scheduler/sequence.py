@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class QueueFull(Exception):
-    """As many sequences live as the scheduler may hold. `limit` names the option that sets the bound."""
+    """The scheduler holds as many sequences as it may. `limit` names the option that sets the bound."""
 
     def __init__(self, limit: str, value: int) -> None:
         super().__init__(f"the engine's queue is full ({limit}={value})")
@@ -38,11 +38,11 @@ class SequenceRefused(Exception):
 
 
 class SchedulerError(Exception):
-    """A defect: the scheduler was driven wrongly, or its books do not add up."""
+    """Defect: the scheduler was driven wrongly, or its books do not add up."""
 
 
 class SequenceStatus(Enum):
-    """Life of a sequence. A preempted one waits again, with its generated tokens and without blocks."""
+    """Status of a sequence. PREEMPTED: waits again, with its generated tokens and without blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -59,12 +59,12 @@ _TRANSITIONS: Final = {
 
 
 class IllegalTransition(Exception):
-    """A sequence was moved to a status that its present one does not lead to: a defect of the scheduler."""
+    """Defect: a sequence was moved to a status that its present one does not lead to."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceParams:
-    """How a sequence is sampled and when it ends.
+    """Sampling of a sequence, and the conditions of its end.
 
     `max_tokens` and `min_tokens` count generated tokens from the end of the prompt. `stop_ids` are all ids
     that end it: the caller's and, unless it ignores them, the model's own. A lower `priority` is more urgent.
@@ -129,7 +129,7 @@ class Sequence:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens after the prompt, those of an earlier life included and the pending ones not."""
+        """Tokens after the prompt, those before a preemption or resumption included, pending ones not."""
         return len(self.token_ids) - self.prompt_len
 
     @property
@@ -138,7 +138,7 @@ class Sequence:
         return len(self.token_ids) + self.num_pending - self.num_computed_tokens
 
     def masks_stops(self, index: int) -> bool:
-        """True if the token at this index of the sequence may not be one of `params.stop_ids`."""
+        """Return True if the token at this index of the sequence may not be one of `params.stop_ids`."""
         return index < self.shortest
 
     @property
@@ -147,31 +147,31 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
     def run(self, block_table: list[int], computed: int = 0) -> None:
-        """Enters the running set with these blocks, the first `computed` tokens being in them already."""
+        """Start to run with these blocks, which hold KV of the first `computed` tokens already."""
         self._set_status(SequenceStatus.RUNNING)
         self.set_blocks(block_table)
         self.num_computed_tokens = computed
 
     def set_blocks(self, block_table: list[int]) -> None:
-        """Replaces the block table."""
+        """Replace the block table."""
         self.block_table = block_table
         self.highest_block = max(block_table, default=-1)
 
     def add_block(self, block: int) -> None:
-        """Appends a block."""
+        """Append a block."""
         self.block_table.append(block)
         if block > self.highest_block:
             self.highest_block = block
 
     def own_last(self, block: int) -> int:
-        """Puts a block of its own in the place of the last one, which it shares. Returns that, to free."""
+        """Put an own block in the place of the last one, which is shared. Return that, to free."""
         shared = self.block_table[-1]
         self.set_blocks([*self.block_table[:-1], block])
         self.shares_last = False
         return shared
 
     def follow(self, parent: Sequence, block_size: int) -> list[int]:
-        """Becomes what another beam is, with the same blocks. Returns its own, to free."""
+        """Become a copy of another beam that shares its blocks. Return the own blocks, to free."""
         blocks = self.rest()
         self.token_ids = list(parent.token_ids)
         self.num_computed_tokens = parent.num_computed_tokens
@@ -180,14 +180,14 @@ class Sequence:
         return blocks
 
     def rest(self) -> list[int]:
-        """Is no beam any more. Returns its blocks, to free."""
+        """Stop to be a beam. Return the blocks, to free."""
         self.token_ids = []
         self.hashes = None
         self.num_computed_tokens = 0
         return self._give_up_blocks()
 
     def preempt(self) -> list[int]:
-        """Leaves the running set; its KV is to be computed again. Returns the blocks to free."""
+        """Stop to run; the KV is to be computed again. Return the blocks, to free."""
         self._set_status(SequenceStatus.PREEMPTED)
         self.num_preemptions += 1
         self.num_computed_tokens = 0
@@ -195,7 +195,7 @@ class Sequence:
         return self._give_up_blocks()
 
     def finish(self) -> list[int]:
-        """Ends for good. Returns the blocks to free."""
+        """End for good. Return the blocks, to free."""
         self._set_status(SequenceStatus.FINISHED)
         return self._give_up_blocks()
 
@@ -215,7 +215,7 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class BeamGroup:
-    """The sequences of one search: as many as it has beams at the most, each with a row of its own.
+    """Sequences of one search: one for each beam of its width, each with a row of its own.
 
     `members[0]`, the lead, is the one that the outside knows. `active` are the beams, best first: at first
     the lead alone, which computes the prompt. The others rest, without tokens. `scored` are the keys of
@@ -233,21 +233,21 @@ class BeamGroup:
 
     @property
     def lead(self) -> Sequence:
-        """Stands for the group in queues and results."""
+        """Member that stands for the group in queues and results."""
         return self.members[0]
 
     @property
     def trunk(self) -> Sequence:
-        """The beam that is computed first when the group starts; the others begin with its blocks."""
+        """Beam that is computed first when the group starts; the others begin with its blocks."""
         return self.active[0]
 
     def idle(self) -> list[Sequence]:
-        """The members that are no beam."""
+        """Return the members that are no beam."""
         return [member for member in self.members if member not in self.active]
 
 
 def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Sequence:
-    """Builds the waiting sequence that a submit asks for, given the model's end-of-sequence ids."""
+    """Build the waiting sequence that a submit asks for, given the model's end-of-sequence ids."""
     stop_ids = frozenset(submit.stop_token_ids)
     return Sequence(
         key=submit.key,
@@ -266,10 +266,10 @@ def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Seq
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Why a sequence ends with its last token, or None if it goes on.
+    """Return the reason by which a sequence ends with its last token; None if it does not end.
 
     A stop id among the first `min_tokens` generated tokens does not end it; sampling masks it there anyway.
-    Nor does one end a constrained text, of which it may be a part: its constraint tells.
+    Nor does it end a constrained text, of which it may be a part: the constraint decides that.
     """
     length = len(sequence.token_ids)
     if sequence.constrained:
@@ -316,7 +316,7 @@ class DecodeRow(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """At most one prefill forward and one decode forward. A bucket is None if its forward has no rows.
+    """One step: at most one prefill forward and one decode forward. A bucket is None without its forward.
 
     `preempted` lost their blocks while the step was planned; they are not in it. `moves` are block copies, to
     be done before anything else of the step: all sources are read before a target is written. `moved` are
@@ -337,14 +337,14 @@ class StepPlan:
         return sum(chunk.length for chunk in self.prefills) + len(self.decodes)
 
     def sequences(self) -> Iterator[Sequence]:
-        """All sequences of the step: those of chunks, then those of decode rows, in order."""
+        """Yield all sequences of the step: those of chunks, then those of decode rows, in order."""
         for chunk in self.prefills:
             yield chunk.sequence
         for row in self.decodes:
             yield row.sequence
 
     def sampling(self) -> Iterator[Sequence]:
-        """The sequences that get a token: those of sampling chunks, then those of decode rows, in order."""
+        """Yield the sequences that get a token: those of sampling chunks, then those of decode rows."""
         for chunk in self.prefills:
             if chunk.samples:
                 yield chunk.sequence
@@ -353,7 +353,7 @@ class StepPlan:
 
 
 class Advanced(Struct, frozen=True, gc=False):
-    """The sequence got a token and goes on."""
+    """Outcome: the sequence got a token and does not end."""
 
     sequence: Sequence
     token_id: int
@@ -361,7 +361,7 @@ class Advanced(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence ended. `token_id` is its last token of this step, None if it ended without one.
+    """Outcome: the sequence ended. `token_id` is its last token of this step, None if there is none.
 
     `stop_token_id` is set for FinishReason.STOP: the token that ended it.
     """
@@ -377,7 +377,7 @@ Outcome: TypeAlias = Advanced | Finished
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """All beams of a group wait for their next tokens: `Scheduler.branch` or `Scheduler.end` is to follow."""
+    """Outcome: all beams of a group await their next tokens, by `Scheduler.branch` or `Scheduler.end`."""
 
     group: BeamGroup
 
@@ -397,14 +397,14 @@ class SchedulerLoad:
 
 @dataclass(slots=True)
 class StartCounts:
-    """Since the start: tokens of prompts that were started, those of them whose KV was there, preemptions."""
+    """Counts since the start: tokens of admitted prompts, cached ones among them, preemptions."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
 
     def started(self, sequence: Sequence) -> None:
-        """Counts one that has got its blocks, unless it only starts anew."""
+        """Count an admission, unless it follows a preemption."""
         if not sequence.num_preemptions:
             self.prompt_tokens += sequence.prompt_len
             self.cached_prompt_tokens += sequence.num_cached_tokens
