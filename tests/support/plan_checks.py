@@ -22,7 +22,7 @@ class PlanChecks:
     in_flight: deque[tuple[StepPlan, dict[int, int]]]
 
     def _check_victims(self, plan: StepPlan, before: dict[int, SequenceStatus]) -> None:
-        """The last in order give way, or less urgent ones to one that starts now. Nobody overtakes."""
+        """Check that the last in order are preempted, or less urgent ones for one that starts."""
         running, waiting, held = SequenceStatus.RUNNING, self.live.values(), self._held()
         started = self._started(before)
         stay = [
@@ -44,7 +44,7 @@ class PlanChecks:
                 assert len({self._members(sequence)[0].key for sequence in started}) == 1
                 assert victim.params.priority > started[0].params.priority
                 assert victim.order > started[0].order
-                self.counts["gives way to an urgent one"] += 1
+                self.counts["preempted for an urgent one"] += 1
             else:
                 assert all(victim.order > sequence.order for sequence in stay)
                 self.counts["preempted for blocks"] += 1
@@ -179,7 +179,7 @@ class PlanChecks:
         return [block for table in self.scheduler._shared.tables() for block in table]
 
     def _members(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences that end and give way together with this one."""
+        """The sequences that end and are preempted together with this one."""
         return [sequence] if sequence.group is None else sequence.group.members
 
     def _growing(self) -> int:

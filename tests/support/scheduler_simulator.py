@@ -170,7 +170,7 @@ class Simulator(BeamEvents):
             return
         self._check_victims(plan, before)
         starts = bool(self._started(before))
-        # Nobody gives way in vain.
+        # No preemption is in vain.
         assert not plan.preempted or starts or growing > free
         self._check_shape(plan)
         self._check_positions(plan, before)

@@ -79,7 +79,7 @@ def _prompts(load: engine_pb2.LoadReport) -> Iterator[Metric]:
             "Those of them whose KV was cached.",
             load.cached_prompt_tokens,
         ),
-        ("preemptions", "num_preemptions", "Sequences that gave way to others.", load.preemptions),
+        ("preemptions", "num_preemptions", "Sequences that were preempted.", load.preemptions),
     ):
         yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
         yield CounterMetricFamily(f"vllm:{alias}", text, value=value)

@@ -114,7 +114,7 @@ def test_static_shapes_find_the_same_and_nothing_is_new_after_warm_up(
 
 
 def test_searches_that_give_way_find_the_same(directory: Path, expected: list[Any]) -> None:
-    # Blocks of two KiB each; one step at a time, so that anybody may be told to give way between two.
+    # Blocks of two KiB each; one step at a time, so that any sequence may be preempted between two.
     options = {"kv_cache_gib": 36 * 2 / 2**20, "max_model_len": 104, "max_num_seqs": 20}
     core = LocalCore(tiny_options(directory, async_stepping=False, **options))
     scheduler: Any = core.engine.scheduler

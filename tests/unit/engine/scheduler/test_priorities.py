@@ -1,4 +1,4 @@
-"""Who runs first, who gives way, and that nobody starves."""
+"""Sequences run by priority and age, are preempted in reverse, and never starve."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ EVENTS = (
     "preempted to running",
     "preempted to finished",
     "preempted for blocks",
-    "gives way to an urgent one",
+    "preempted for an urgent one",
     "preempted in flight",
     "ends with a step in flight",
     "waits for a step in flight",
