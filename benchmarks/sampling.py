@@ -15,9 +15,17 @@ import torch
 from services.engine.device import CpuDevice, Device
 from services.engine.domain import SamplingOptions
 from services.engine.runner.batches import static_counts
-from services.engine.sampling import RowParams, SequenceState, prepare, sample
-from services.engine.sampling.static_program import StaticProgram
-from services.engine.sampling.static_stages import Stages, StaticSizes, allocate
+from services.engine.sampling import (
+    Counts,
+    ExactStages,
+    Program,
+    RowParams,
+    SamplingCalls,
+    SequenceState,
+    StaticSizes,
+    StaticStages,
+    allocate,
+)
 
 HISTORY = 512
 
@@ -55,30 +63,42 @@ def measure(
     histories = torch.randint(vocab, (batch, HISTORY), generator=generator).tolist()
     states = [SequenceState(options, history, HISTORY // 2) for history in histories]
     rows = [RowParams(state, HISTORY, pending_row=0) for state in states]
-    if static:
-        return measure_static(logits, rows, repeats, device)
-    inputs = prepare(rows, batch, vocab, device)
-    device_ms = timed(lambda: sample(logits, inputs, last_tokens, device), repeats)
-    return device_ms, timed(lambda: prepare(rows, batch, vocab, device), repeats)
-
-
-def measure_static(
-    logits: torch.Tensor, rows: list[RowParams], repeats: int, device: Device
-) -> tuple[float, float]:
-    """The same where shapes are static. The logits are given, as in the other one: a head costs nothing."""
-    batch, vocab = logits.shape
-    program = StaticProgram(device, vocab, static_counts(batch), 1, 1)
-    buffers = allocate(device, StaticSizes(batch, 1, 1, 1), vocab, vocab, torch.float32)
-    stages = Stages(lambda hidden: hidden, logits, torch.zeros(batch + 1, dtype=torch.int64), buffers, device)
+    make = static_sampler if static else exact_sampler
+    program, run = make(logits, last_tokens, device)
     last_rows = list(range(batch))
-    made = program.sampling(rows, last_rows)
-    calls = [*made.scores, *made.tokens, program.result(1, buffers.harmless)]
+    calls = program.sampling(rows, last_rows)
+    device_ms = timed(lambda: run(calls), repeats)
+    return device_ms, timed(lambda: program.sampling(rows, last_rows), repeats)
 
-    def run() -> None:
-        for call in calls:
-            stages.forward(call.phase, call.key)(*call.tensors)
 
-    return timed(run, repeats), timed(lambda: program.sampling(rows, last_rows), repeats)
+Sampler = tuple[Program, Callable[[SamplingCalls], object]]
+
+
+def exact_sampler(logits: torch.Tensor, last_tokens: torch.Tensor, device: Device) -> Sampler:
+    """Samples logits [R, V] that are given: a head costs nothing."""
+    counts = Counts.powers(static_counts(logits.shape[0]), logits.shape[1])
+
+    def run(made: SamplingCalls) -> torch.Tensor:
+        stages = ExactStages(lambda hidden: hidden, logits, last_tokens, device)
+        for call in (*made.scores, *made.tokens):
+            stages.run(call)
+        return stages.packed()
+
+    return Program(device, logits.shape[1], counts, 1, 0), run
+
+
+def static_sampler(logits: torch.Tensor, last_tokens: torch.Tensor, device: Device) -> Sampler:
+    """The same where shapes are static."""
+    batch, vocab = logits.shape
+    program = Program(device, vocab, Counts.static(static_counts(batch), vocab), 1, 1)
+    buffers = allocate(device, StaticSizes(batch, 1, 1, 1), vocab, vocab, torch.float32)
+    stages = StaticStages(lambda hidden: hidden, logits, last_tokens, buffers, device)
+
+    def run(made: SamplingCalls) -> None:
+        for call in (*made.scores, *made.tokens, program.result(1, buffers.harmless)):
+            stages.forward(call)(*call.tensors)
+
+    return program, run
 
 
 def main() -> None:

@@ -108,10 +108,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         trap="cpu-fallback",
         reason="4.2 and 4.4: what has no kernel runs on the host, which no graph can hold",
-        file="services/engine/sampling/static_stages.py",
-        old="        self._search = ComparingSearch()",
-        new="        from services.engine.sampling.draw import IndexedSearch\n\n"
-        "        self._search = IndexedSearch()",
+        file="services/engine/sampling/static.py",
+        old="    search = ComparingSearch()",
+        new="    from services.engine.sampling.draw import IndexedSearch\n\n    search = IndexedSearch()",
         test=f"{_SERVED}::test_nothing_is_compiled_or_captured_after_warm_up_and_nothing_falls_back",
     ),
     Mutation(

@@ -12,9 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import CpuDevice, Device
 from services.engine.graphs import Graphs
-from services.engine.sampling import MaskBuffer, RowParams, SampledToken, TokenMasks, unpack
-from services.engine.sampling.static_program import Call, StaticProgram
-from services.engine.sampling.static_stages import Stages, StaticSizes, allocate
+from services.engine.sampling import (
+    Call,
+    Counts,
+    MaskBuffer,
+    Program,
+    RowParams,
+    SampledToken,
+    StaticSizes,
+    StaticStages,
+    TokenMasks,
+    allocate,
+    unpack,
+)
 
 # What reads from the device or has a shape that depends on values.
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
@@ -70,9 +80,11 @@ class StaticSampler:
         self.buffers = allocate(device, StaticSizes(rows, 1, 1, 1), vocab, vocab, torch.float32)
         self.hidden = device.memory.zeros((rows + 1, vocab), torch.float32)
         self.last_tokens = device.memory.zeros((rows + 4,), torch.int64)
-        self.program = StaticProgram(device, vocab, (rows,), 1, 1)
+        self.program = Program(device, vocab, Counts.static((rows,), vocab), 1, 1)
         # A hidden state is its own logits.
-        self._stages = Stages(lambda hidden: hidden, self.hidden, self.last_tokens, self.buffers, device)
+        self._stages = StaticStages(
+            lambda hidden: hidden, self.hidden, self.last_tokens, self.buffers, device
+        )
         self._device, self._rows, self._vocab = device, rows, vocab
         self.watch: AbstractContextManager[Any] = nullcontext()
 
@@ -87,7 +99,8 @@ class StaticSampler:
     @torch.inference_mode()
     def _run(self, call: Call) -> None:
         # Inputs are made outside of inference mode, as a runner's are.
-        self.graphs.run(call.phase, call.key, self._stages.forward(call.phase, call.key), call.tensors)
+        tensors = [tensor for tensor in call.tensors if tensor is not None]
+        self.graphs.run(call.phase, call.key, self._stages.forward(call), tensors)
 
     def run(
         self,

@@ -21,7 +21,7 @@ class Phase(Enum):
 
     READ and WRITE are copies of blocks to the host and from there, where engines hand KV on.
 
-    The others are what sampling is made of where shapes are static, `sampling.static` says for what counts.
+    The others are the computations of sampling, which `sampling.program` gives counts.
     """
 
     PREFILL = "prefill"

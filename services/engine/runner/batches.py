@@ -119,11 +119,9 @@ class StepStaging:
 
     def __init__(self, device: Device) -> None:
         self.prefill = StagingBuffer(device)
-        self.prompts = StagingBuffer(device)
         self.decode = StagingBuffer(device)
         self.moves = StagingBuffer(device)
         self.clear = StagingBuffer(device)
-        self.rows = StagingBuffer(device)
         self.masks = MaskBuffer(device)
 
 

@@ -25,7 +25,7 @@ from services.engine.runner.batches import (
     static_counts,
 )
 from services.engine.runner.copies import BlockCopies
-from services.engine.runner.dynamic import DynamicTails
+from services.engine.runner.exact import ExactTails
 from services.engine.runner.execution import Phases, StepExecutor, StepInputs
 from services.engine.runner.static import StaticTails
 from services.engine.runner.tail import (
@@ -205,7 +205,7 @@ class Runner:
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Items[Bucket], *, beams: bool) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
         if not device.capabilities.static_shapes:
-            return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)
+            return ExactTails(phases, device, graphs, model.vocab_size, row_counts)
         if not prefill:
             raise ValueError("a device of static shapes has to know the prefill buckets beforehand")
         return StaticTails(
@@ -334,7 +334,7 @@ class Runner:
         if inputs.decode is not None and not plan.prefills and not masked:
             decodes = inputs.decode[1]
         inputs.tail = self._tails.prepare(
-            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn, masked, decodes)
+            TailRequest(plan.prefills, query, sampled, last_rows, turn, masked, decodes)
         )
         return inputs
 

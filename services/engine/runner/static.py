@@ -12,12 +12,13 @@ from services.engine.runner.execution import Phases
 from services.engine.runner.tail import StepParts, TailRequest, scored_places, slice_rows
 from services.engine.sampling import (
     Call,
+    Counts,
     MaskBuffer,
+    Program,
     SamplingCalls,
-    Stages,
     StaticBuffers,
-    StaticProgram,
     StaticSizes,
+    StaticStages,
     TokenMasks,
     allocate,
 )
@@ -48,9 +49,9 @@ class StaticTails:
         self._graphs = graphs
         self._prefill = phases.prefill_static(self.buffers)
         places = self.buffers.prompts[0].shape[0] - 1
-        self._program = StaticProgram(device, model.vocab_size, row_counts, rows, places, beams=beams)
-        stages = Stages(phases.head, phases.hidden, phases.last_tokens, self.buffers, device)
-        self._stages = stages
+        counts = Counts.static(row_counts, model.vocab_size)
+        self._program = Program(device, model.vocab_size, counts, rows, places, beams=beams)
+        self._stages = StaticStages(phases.head, phases.hidden, phases.last_tokens, self.buffers, device)
 
     @property
     def counts(self) -> Mapping[Phase, tuple[int, ...]]:
@@ -95,8 +96,8 @@ class StaticTails:
     def run(self, calls: Sequence[Call]) -> None:
         """Runs computations in order."""
         for call in calls:
-            forward = self._stages.forward(call.phase, call.key)
-            self._graphs.run(call.phase, call.key, forward, call.tensors)
+            tensors = [tensor for tensor in call.tensors if tensor is not None]
+            self._graphs.run(call.phase, call.key, self._stages.forward(call), tensors)
 
 
 class StaticTail:

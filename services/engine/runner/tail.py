@@ -12,7 +12,7 @@ import torch
 
 from services.engine.device import Forward
 from services.engine.graphs import Phase
-from services.engine.runner.batches import Ints, Staged, StagingBuffer, StepStaging
+from services.engine.runner.batches import Ints, Staged
 from services.engine.sampling import MaskBuffer, RowParams, TokenMasks, unpack_prompt
 from services.engine.scheduler import PrefillChunk
 from services.engine.scheduler import Sequence as EngineSequence
@@ -40,19 +40,6 @@ class PromptScores:
     def finite(self) -> bool:
         """False if logits were not numbers. A log probability of minus infinity is one."""
         return not any(math.isnan(logprob) for logprob, _ in self.scores)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRequests:
-    """What a prefill's chunks ask for. picks, targets int64 [slices * rows], padded; `alternatives` at most.
-
-    picks are flat indexes into the prefill's hidden states.
-    """
-
-    picks: torch.Tensor
-    targets: torch.Tensor
-    rows: int
-    alternatives: int
 
 
 def slice_rows(row_counts: tuple[int, ...]) -> int:
@@ -85,23 +72,6 @@ def scored_places(chunks: Sequence[PrefillChunk], query: int) -> tuple[Ints, Int
         targets[done : done + count] = chunk.sequence.token_ids[first : first + count]
         done += count
     return picks, targets
-
-
-def request_scores(
-    chunks: Sequence[PrefillChunk], query: int, rows: int, staging: StagingBuffer
-) -> PromptRequests | None:
-    """Inputs for what `scored_places` finds."""
-    places = scored_places(chunks, query)
-    if places is None:
-        return None
-    total = len(places[0])
-    padded = -(-total // rows) * rows
-    for section, values in zip(staging.lay_out(padded, padded), places, strict=True):
-        section[:total] = values
-        section[total:] = 0
-    most = max(chunk.sequence.params.sampling.prompt_logprobs for chunk in chunks)
-    picks, targets = staging.send().tensors()
-    return PromptRequests(picks, targets, rows, most)
 
 
 def read_scores(host: torch.Tensor, chunks: Sequence[PrefillChunk]) -> tuple[PromptScores, ...]:
@@ -176,7 +146,6 @@ class TailRequest:
     query: int
     sampled: list[RowParams]
     last_rows: list[int]
-    staging: StepStaging
     turn: int
     masked: bool = False
     decodes: Staged | None = None

@@ -1,8 +1,10 @@
-"""From logits to tokens; static_*: in few static shapes, where each new one costs a compilation."""
+"""From logits to tokens: a program on the host, and its computations on the device."""
 
 from __future__ import annotations
 
-from services.engine.sampling.inputs import MaskBuffer, SamplerInputs, TokenMasks, prepare, with_masks
+from services.engine.sampling.exact import ExactStages
+from services.engine.sampling.inputs import MaskBuffer, TokenMasks
+from services.engine.sampling.program import Call, Counts, Program, SamplingCalls
 from services.engine.sampling.rows import (
     RowParams,
     RowStatus,
@@ -11,32 +13,28 @@ from services.engine.sampling.rows import (
     SequenceStates,
     read_best,
     unpack,
+    unpack_prompt,
 )
-from services.engine.sampling.sampler import prompt_logprobs, sample, unpack_prompt
-from services.engine.sampling.static_program import Call, SamplingCalls, StaticProgram
-from services.engine.sampling.static_stages import Stages, StaticBuffers, StaticSizes, allocate
+from services.engine.sampling.static import StaticBuffers, StaticSizes, StaticStages, allocate
 
 __all__ = [
     "Call",
+    "Counts",
+    "ExactStages",
     "MaskBuffer",
+    "Program",
     "RowParams",
     "RowStatus",
     "SampledToken",
-    "SamplerInputs",
     "SamplingCalls",
     "SequenceState",
     "SequenceStates",
-    "Stages",
     "StaticBuffers",
-    "StaticProgram",
     "StaticSizes",
+    "StaticStages",
     "TokenMasks",
     "allocate",
-    "prepare",
-    "prompt_logprobs",
     "read_best",
-    "sample",
     "unpack",
     "unpack_prompt",
-    "with_masks",
 ]

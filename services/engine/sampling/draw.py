@@ -14,13 +14,10 @@ the nucleus. The exception is a row that wants exactly k.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import torch
-
-from services.engine.device import Device
-from services.engine.sampling.inputs import Draws, Filters
 
 # Scores of at most 0 are told apart by the 31 bits of their float32 magnitude, from the top: (shift, bits).
 _LEVELS: Final = ((20, 11), (10, 10), (0, 10))
@@ -29,6 +26,32 @@ _LEVELS: Final = ((20, 11), (10, 10), (0, 10))
 _TINY: Final = 2.0**-126
 _EXPONENTS: Final = (64, 64, 64, 32, 16, 8, 4, 2, 1)
 _FRACTION_BITS: Final = 23
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Filters of drawn rows: top_k int64 [D], 0 off; exact bool [D]; top_p, min_p [D] wide, 1 and 0 off.
+
+    exact: a row keeps top_k tokens and not those that equal the last of them. any_*: False: no row has it on.
+    """
+
+    top_k: torch.Tensor
+    exact: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    any_top_k: bool = True
+    any_exact: bool = True
+    any_top_p: bool = True
+
+    def select(self, index: torch.Tensor) -> Filters:
+        """Return the filters of the rows `index`, int64 [N]."""
+        return replace(
+            self,
+            top_k=self.top_k.index_select(0, index),
+            exact=self.exact.index_select(0, index),
+            top_p=self.top_p.index_select(0, index),
+            min_p=self.min_p.index_select(0, index),
+        )
 
 
 class Search(Protocol):
@@ -265,69 +288,9 @@ def _best_k_of_all(
     return off | better | torch.where(filters.exact.unsqueeze(1), first, equal)
 
 
-# What the filters leave of most rows is among so many candidates. The number is fixed, never taken from the
-# batch, so that a row is treated alike whoever is beside it.
+# Filters leave tokens of most rows among so many candidates. The number is fixed, never taken from the batch:
+# a row is drawn alike whatever its neighbours are.
 CANDIDATES: Final = 256
-
-_SEARCH: Final = IndexedSearch()
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """The rows that `draws` names of scores float32 [R, V], less their best score [R], by their temperature.
-
-    What the methods return is new: the caller may change it in place, which is much cheaper than new memory.
-    """
-
-    scores: torch.Tensor
-    best: torch.Tensor
-    draws: Draws
-
-    def all(self) -> torch.Tensor:
-        """All of them, [D, V]."""
-        if self.draws.every:
-            return self._divided(self.scores - self.best.unsqueeze(1), self.draws.temperature)
-        return self._of(self.draws.index, self.draws.temperature)
-
-    def some(self, which: torch.Tensor) -> torch.Tensor:
-        """Those of these indexes, int64 [N] into the draws, as [N, V]."""
-        index = self.draws.index.index_select(0, which)
-        return self._of(index, self.draws.temperature.index_select(0, which))
-
-    def _of(self, index: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-        chosen = self.scores.index_select(0, index)
-        # Shifted first: the best score stays 0 however small the temperature is.
-        chosen -= self.best.index_select(0, index).unsqueeze(1)
-        return self._divided(chosen, temperature)
-
-    @staticmethod
-    def _divided(shifted: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-        return shifted.div_(temperature.clamp_min(1e-30).unsqueeze(1))
-
-
-def draw_plain(scaled: Scaled, device: Device) -> torch.Tensor:
-    """Draws int64 [D] from the whole distributions."""
-    return invert(scaled.all().exp_(), scaled.draws.uniform, device.capabilities.wide_dtype, _SEARCH)
-
-
-def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Tensor:
-    """Draws int64 [D] from the filtered distributions.
-
-    A row whose candidates do not hold all that its filters leave is drawn again from the whole vocabulary.
-    """
-    chosen = scaled.all()
-    tokens, sufficient = draw_candidates(
-        chosen, candidates(chosen), scaled.draws.uniform, filters, device.capabilities.wide_dtype, _SEARCH
-    )
-    again = device.kernels.rows_to_redo(~sufficient)
-    if not again.shape[0]:
-        return tokens
-    uniform = scaled.draws.uniform.index_select(0, again)
-    redone = draw_wide(
-        scaled.some(again), filters.select(again), uniform, device.capabilities.wide_dtype, _SEARCH
-    )
-    known = tokens.index_select(0, again)
-    return tokens.index_copy(0, again, torch.where(sufficient.index_select(0, again), known, redone))
 
 
 def candidates(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

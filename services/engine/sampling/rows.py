@@ -58,16 +58,18 @@ class TokenCounts:
 class SequenceState:
     """A sequence's options, prepared, and the counts of its tokens.
 
-    `token_ids` is the sequence's own list, which grows. Ids must be below the vocabulary's size. The first
-    `biases` edits are those of `logit_bias`, with each id once; the others are bans.
+    `token_ids` is the sequence's own list, which grows. Ids must be below the vocabulary's size. bias_ids
+    int64 [N], each once, with bias_values float32 [N]; banned_ids, allowed int64: bad words of one token, and
+    the ids that alone may be sampled, if any. phrases: bad words of several tokens.
     """
 
     __slots__ = (
         "allowed",
-        "biases",
+        "banned_ids",
+        "bias_ids",
+        "bias_values",
         "counts",
-        "edit_ids",
-        "edit_values",
+        "edited",
         "greedy",
         "options",
         "penalized",
@@ -80,23 +82,21 @@ class SequenceState:
         self.options = options
         self.token_ids = token_ids
         self.greedy = options.temperature == 0.0
-        # What is added to logits at every step.
-        self.biases = len(options.logit_bias)
-        edits = [*options.logit_bias, *[(word[0], -np.inf) for word in options.bad_words if len(word) == 1]]
-        self.edit_ids = np.array([token for token, _ in edits], dtype=np.int64)
-        self.edit_values = np.array([value for _, value in edits], dtype=np.float32)
+        self.bias_ids = np.array([token for token, _ in options.logit_bias], dtype=np.int64)
+        self.bias_values = np.array([value for _, value in options.logit_bias], dtype=np.float32)
+        self.banned_ids = np.array([word[0] for word in options.bad_words if len(word) == 1], dtype=np.int64)
         self.phrases = tuple(word for word in options.bad_words if len(word) > 1)
         self.allowed = np.array(options.allowed_token_ids, dtype=np.int64)
         self.penalized = bool(
             options.presence_penalty or options.frequency_penalty or options.repetition_penalty != 1.0
         )
         self.counts = TokenCounts(token_ids, prompt_len) if self.penalized else None
-        # The best token is taken as it is, and nothing more is told of it.
-        self.simple = (
-            self.greedy
-            and not (edits or self.phrases or self.penalized or options.allowed_token_ids)
-            and options.top_logprobs < 0
+        # Single logits are changed.
+        self.edited = self.penalized or bool(
+            options.logit_bias or options.bad_words or options.allowed_token_ids
         )
+        # The best token is taken as it is, and nothing more is told of it.
+        self.simple = self.greedy and not self.edited and options.top_logprobs < 0
 
     def is_filtered(self, vocab_size: int) -> bool:
         """True if a filter may leave less than the whole vocabulary."""
@@ -213,3 +213,12 @@ def best(values: list[float], width: int, count: int) -> tuple[tuple[int, float]
     """The first `count` of `width` packed alternatives: ids, then as many log probabilities."""
     count = min(count, width)
     return tuple(zip(map(int, values[:count]), values[width : width + count], strict=True))
+
+
+def unpack_prompt(host: torch.Tensor, top_n: int) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """Read scores of prompt tokens [N, 1 + 2 * n] on the host: log probability, and `top_n` alternatives.
+
+    A value is NaN if the row's logits were not finite.
+    """
+    width = (host.shape[1] - 1) // 2
+    return [(values[0], best(values[1:], width, top_n)) for values in host.tolist()]

@@ -20,8 +20,7 @@ from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, o
 from services.engine.device.sim.card import acquire
 from services.engine.device.sim.graphs import wrap
 from services.engine.model.paged import LayerCache, LayerSpec
-from services.engine.sampling.draw import ComparingSearch, draw_wide, largest
-from services.engine.sampling.inputs import Filters
+from services.engine.sampling.draw import ComparingSearch, Filters, draw_wide, largest
 
 Opener = Callable[[ExecutionMode], Device]
 

@@ -24,8 +24,9 @@ from services.engine.runner.batches import (
     padded_count,
     static_counts,
 )
-from services.engine.runner.dynamic import PackedCopy
-from services.engine.runner.tail import request_scores, slice_rows
+from services.engine.runner.exact import PackedCopy
+from services.engine.runner.tail import scored_places, slice_rows
+from services.engine.sampling import Counts, Program
 from services.engine.scheduler import DecodeRow, PrefillChunk, Sequence, SequenceParams
 
 DEVICE = CpuDevice(1)
@@ -206,11 +207,19 @@ def prompt_chunk(start: int, length: int, prompt_len: int, wanted: int) -> Prefi
 
 def test_prompt_tokens_are_scored_in_slices_of_one_size() -> None:
     chunks = [prompt_chunk(0, 5, 40, 0), prompt_chunk(3, 4, 40, -1), prompt_chunk(16, 9, 20, 3)]
-    requests: Any = request_scores(chunks, 10, 4, StagingBuffer(DEVICE))
-    assert requests.alternatives == 3
-    assert requests.picks.tolist() == [0, 1, 2, 3, 4, 20, 21, 22]
+    places: Any = scored_places(chunks, 10)
+    assert places[0].tolist() == [0, 1, 2, 3, 4, 20, 21, 22]
     # The tokens that follow; a generated one is not the prompt's.
-    assert requests.targets.tolist() == [201, 202, 203, 204, 205, 217, 218, 219]
-    assert request_scores(chunks[1:2], 10, 4, StagingBuffer(DEVICE)) is None
+    assert places[1].tolist() == [201, 202, 203, 204, 205, 217, 218, 219]
+    program = Program(DEVICE, 50, Counts.static((1, 2, 4, 8), 50), 4, 30)
+    ints: list[Any] = [call.tensors[0] for call in program.scores(places[0][:7], places[1][:7], 1)]
+    assert [one.shape for one in ints] == [(3, 4), (3, 4)]
+    assert torch.cat([one[0] for one in ints]).tolist() == [0, 1, 2, 3, 4, 20, 21, 0]
+    assert torch.cat([one[2] for one in ints]).tolist() == [0, 1, 2, 3, 4, 5, 6, 30]
+    exact = Program(DEVICE, 50, Counts.powers((1, 2, 4, 8), 50), 4, 0)
+    for alternatives in (True, False):
+        calls = exact.scores(places[0], places[1], 1, alternatives=alternatives)
+        assert [call.known.get("alternatives", True) for call in calls] == [alternatives] * 2
+    assert scored_places(chunks[1:2], 10) is None
     assert slice_rows((1, 2, 4, 8)) == 8
     assert slice_rows(static_counts(256)) == 64

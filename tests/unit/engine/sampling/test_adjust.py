@@ -19,9 +19,9 @@ from services.engine.sampling import (
     RowParams,
     SequenceState,
     SequenceStates,
-    prompt_logprobs,
     unpack_prompt,
 )
+from services.engine.sampling.stages import logprob_columns
 from tests.support.sampling import CPU, adjusted, row, run
 
 VOCAB = 60
@@ -161,7 +161,7 @@ def test_prompt_log_probabilities(count: int) -> None:
     logits = torch.randn(5, VOCAB).bfloat16()
     targets = torch.tensor([0, 59, 3, 3, 8])
     truth = torch.log_softmax(logits.float(), -1)
-    found = unpack_prompt(prompt_logprobs(logits, targets, count, CPU), count)
+    found = unpack_prompt(logprob_columns(logits.float(), targets, CPU, alternatives=count > 0), count)
     for index, (value, top) in enumerate(found):
         best = truth[index].topk(count)
         assert value == pytest.approx(float(truth[index, targets[index]]), abs=1e-6)

@@ -21,16 +21,14 @@ from catenary.seeds import uniform
 from services.engine.domain import SamplingOptions
 from services.engine.sampling.draw import (
     ComparingSearch,
+    Filters,
     IndexedSearch,
-    Scaled,
     Search,
-    draw_filtered,
-    draw_plain,
     draw_wide,
     invert,
 )
-from services.engine.sampling.inputs import Draws, Filters, uniforms
-from tests.support.sampling import CPU, row, run, without_float64
+from services.engine.sampling.inputs import uniforms
+from tests.support.sampling import CPU, exact_stages, row, run, without_float64
 
 SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]
 
@@ -41,29 +39,34 @@ def drawn(
     """The tokens for these uniform numbers from one row of scores [V]; `wide`: of the whole vocabulary."""
     chosen = SamplingOptions(**options)
     count, size = len(numbers), scores.shape[0]
-    filters = Filters(
-        top_k=torch.full((count,), chosen.top_k if chosen.top_k < size else 0),
-        exact=torch.full((count,), not chosen.keep_top_k_duplicates),
-        top_p=torch.full((count,), chosen.top_p, dtype=torch.float64),
-        min_p=torch.full((count,), chosen.min_p, dtype=torch.float64),
-        any_top_k=chosen.top_k > 0,
-        any_exact=not chosen.keep_top_k_duplicates,
-        any_top_p=chosen.top_p < 1,
-    )
-    draws = Draws(
-        True,
-        torch.arange(count),
-        torch.full((count,), chosen.temperature),
-        torch.tensor(numbers, dtype=torch.float64),
-    )
+    top_k = chosen.top_k if chosen.top_k < size else 0
+    uniforms = torch.tensor(numbers, dtype=torch.float64)
     rows = scores.expand(count, -1).contiguous()
-    scaled = Scaled(rows, rows.amax(-1), draws)
     if wide is not None:
-        tokens = draw_wide(scaled.all(), filters, draws.uniform, torch.float64, wide)
-    elif chosen.top_k or chosen.top_p < 1 or chosen.min_p:
-        tokens = draw_filtered(scaled, filters, CPU)
+        filters = Filters(
+            top_k=torch.full((count,), top_k),
+            exact=torch.full((count,), not chosen.keep_top_k_duplicates),
+            top_p=torch.full((count,), chosen.top_p, dtype=torch.float64),
+            min_p=torch.full((count,), chosen.min_p, dtype=torch.float64),
+            any_top_k=chosen.top_k > 0,
+            any_exact=not chosen.keep_top_k_duplicates,
+            any_top_p=chosen.top_p < 1,
+        )
+        temperature = torch.tensor(chosen.temperature).clamp_min(1e-30)
+        scaled = (rows - rows.amax(-1, keepdim=True)) / temperature
+        tokens = draw_wide(scaled, filters, uniforms, torch.float64, wide)
     else:
-        tokens = draw_plain(scaled, CPU)
+        stages = exact_stages(rows)
+        stages.begin(rows, None)
+        columns: list[Any] = [[chosen.temperature] * count, numbers]
+        if chosen.top_k or chosen.top_p < 1 or chosen.min_p:
+            exact = not chosen.keep_top_k_duplicates
+            ints = torch.tensor([list(range(count)), [top_k] * count, [exact] * count])
+            columns += [[chosen.top_p] * count, [chosen.min_p] * count]
+            stages.filter(ints, torch.tensor(columns, dtype=torch.float64))
+        else:
+            stages.draw(torch.arange(count), torch.tensor(columns, dtype=torch.float64))
+        tokens, _ = stages.chosen(torch.ones(count))
     result: list[int] = tokens.tolist()
     return result
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,20 +15,16 @@ from services.engine.device.cpu.native import Level
 from services.engine.device.cpu.structures import WeightKind
 from services.engine.model.decoder import DecoderModel
 from services.engine.sampling import (
-    MaskBuffer,
     RowParams,
     RowStatus,
     SampledToken,
-    SamplerInputs,
-    TokenMasks,
-    prepare,
+    SamplingCalls,
     read_best,
-    with_masks,
 )
 from tests.support.decoder_models import save_family
 from tests.support.native import Paged, open_native
 from tests.support.native_kernels import LEVELS_HERE, library_of
-from tests.support.sampling import CPU, row, run
+from tests.support.sampling import exact_program, row, run
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +87,8 @@ def test_a_row_that_rules_every_token_out_gets_none(tmp_path: Path) -> None:
 def test_one_row_that_is_masked_has_all_logits_looked_at() -> None:
     greedy = row(temperature=0)
 
-    def of(*rows: RowParams) -> SamplerInputs:
-        return prepare(list(rows), 4, 40, CPU)
+    def of(*rows: RowParams, masked: bool = False) -> SamplingCalls:
+        return exact_program(4, 40).sampling(list(rows), [0] * len(rows), masked=masked)
 
     assert of(greedy, greedy).greedy
     others: tuple[dict[str, Any], ...] = (
@@ -111,8 +106,7 @@ def test_one_row_that_is_masked_has_all_logits_looked_at() -> None:
     beam.beam = True
     assert not of(greedy, beam).greedy
     # A constraint is known later, and masks what the forward may choose already.
-    masks = TokenMasks([1], np.zeros((1, 2), dtype=np.int32))
-    assert not with_masks(of(greedy, greedy), masks, 40, CPU, MaskBuffer(CPU)).greedy
+    assert not of(greedy, greedy, masked=True).greedy
     # What is masked beyond the vocabulary is no mask.
     assert of(greedy, row(temperature=0, masked_ids={40})).greedy
 

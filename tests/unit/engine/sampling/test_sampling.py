@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import CpuDevice, Kernels
-from services.engine.sampling import RowParams, RowStatus, SampledToken, prepare, sample
-from tests.support.sampling import CPU, row, run
+from services.engine.sampling import RowParams, RowStatus, SampledToken
+from tests.support.sampling import CPU, exact_program, exact_stages, row, run
 
 # Large enough for two levels of chunks, and a multiple of neither size.
 VOCAB = 8300
@@ -208,14 +208,17 @@ def random_row(rng: random.Random) -> RowParams:
 
 def test_no_pass_waits_and_shapes_are_few() -> None:
     rng = random.Random(5)
-    last = torch.tensor(LAST_TOKENS)
+    program = exact_program(4, VOCAB, STATIC)
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for turn in range(140):
         rows = [random_row(rng) for _ in range(rng.randint(1, 4))]
-        inputs = prepare(rows, 4, VOCAB, STATIC)
+        made = program.sampling(rows, [3] * len(rows))
         logits = torch.randn(4, VOCAB) * rng.choice([0.01, 1.0, 5.0])
         with Recorder() as recorder:
-            sample(logits, inputs, last, STATIC)
+            stages = exact_stages(logits, LAST_TOKENS, STATIC)
+            for call in (*made.scores, *made.tokens):
+                stages.run(call)
+            stages.packed()
         if turn >= 125:
             assert recorder.shapes <= seen
         seen |= recorder.shapes
@@ -224,12 +227,16 @@ def test_no_pass_waits_and_shapes_are_few() -> None:
     chunks, columns = (VOCAB - 1) // 64, VOCAB // 16
     of_vocabulary = {VOCAB, 4 * VOCAB, chunks, chunks + 1, VOCAB - 64 * chunks, columns, 16 * columns}
     of_vocabulary |= {64 * chunks, VOCAB - 16 * columns, 256 * 16 + VOCAB - 16 * columns}
-    constant = of_vocabulary | {20, 41, 43, 3}
+    # Edited rows have a spare one behind them, and so have the penalties and pending tokens of rows.
+    of_vocabulary |= {5 * VOCAB}
+    constant = of_vocabulary | {20, 41, 43, 3, 5}
     assert all(size in constant or size & (size - 1) == 0 for size in sizes), sizes
 
 
 def test_parameters_that_do_not_fit_the_logits_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 rows of parameters for 1 rows"):
-        prepare([row(), row()], 1, 10, CPU)
-    with pytest.raises(ValueError, match="3 rows of logits for 1 rows"):
-        sample(torch.zeros(3, 10), prepare([row()], 1, 10, CPU), torch.zeros(1, dtype=torch.int64), CPU)
+    program = exact_program(1, 10)
+    with pytest.raises(ValueError, match="2 rows of parameters for 1 rows of logits"):
+        program.sampling([row(), row()], [0, 0])
+    made, stages = program.sampling([row()], [0]), exact_stages(torch.zeros(3, 10))
+    stages.run(made.scores[0])
+    assert stages.raw.shape == (1, 10)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.runner.batches import static_counts
-from services.engine.sampling import RowStatus, SampledToken
-from services.engine.sampling.static_program import StaticProgram
+from services.engine.sampling import Counts, Program, RowStatus, SampledToken
 from tests.support.graph_device import GraphDevice
 from tests.support.sampling import row, run, without_float64
 from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_masks, random_row
@@ -199,5 +198,5 @@ def _dtypes(described: Any) -> Iterator[torch.dtype]:
     ("rows", "vocab", "most"), [(32, 128_256, 47), (256, 151_936, 56), (4096, 32_000, 68)]
 )
 def test_the_shapes_are_few(rows: int, vocab: int, most: int) -> None:
-    program = StaticProgram(STATIC_CPU, vocab, static_counts(rows), 64, 2048)
+    program = Program(STATIC_CPU, vocab, Counts.static(static_counts(rows), vocab), 64, 2048)
     assert sum(len(counts) for counts in program.counts.values()) <= most
