@@ -186,9 +186,9 @@ class ChatWriter(Writer[ChunkChoice]):
             answer.prompt_logprobs = UNSET if logprobs is None else logprobs
         return msgspec.json.encode(answer)
 
-    def _news(self, delta: ChoiceDelta) -> Iterable[ChunkChoice]:
+    def _choices(self, delta: ChoiceDelta) -> Iterable[ChunkChoice]:
         if delta.parts is None:
-            yield from super()._news(delta)
+            yield from super()._choices(delta)
             return
         parts = [delta_of(part, legacy=self._legacy) for part in delta.parts]
         if parts or delta.entries or delta.token_ids or delta.prompt is not None:

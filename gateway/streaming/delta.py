@@ -55,7 +55,7 @@ class PromptReport:
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True):
-    """News of a choice. A struct, since there is one for each token: it is made in a fifth of the time.
+    """New output of a choice. A struct, since there is one for each token: it is made in a fifth of the time.
 
     index: of the choice; text: new text; entries: log probabilities that came to it; finish_reason: why it
     ended ("stop", "length", "tool_calls" or "function_call"), with its last part; stop_reason: the stop
@@ -74,7 +74,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 
 
 def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """News of one choice that came one after the other, as one."""
+    """Join deltas of one choice that came one after the other."""
     first, last = deltas[0], deltas[-1]
     return ChoiceDelta(
         first.index,

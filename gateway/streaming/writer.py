@@ -133,13 +133,13 @@ class Writer(ABC, Generic[C]):
         return b""
 
     def delta(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
-        """The event for news and the one for an end, as far as there is either.
+        """Return the event for new output and the one for the end, as far as there is either.
 
         `usage`: the counts so far, for a client that wants them in every chunk."""
         if usage is None and (text := _alone(delta)) is not None:
             return self._framed(delta.index, text) if text or delta.parts else b""
         data, prompt = b"", delta.prompt
-        for choice in self._news(delta):
+        for choice in self._choices(delta):
             data += self._chunk([choice], usage, prompt)
             prompt = None
         if delta.finish_reason is not None:
@@ -154,8 +154,8 @@ class Writer(ABC, Generic[C]):
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
         """The answer in one JSON object."""
 
-    def _news(self, delta: ChoiceDelta) -> Iterable[C]:
-        """The choice of each chunk that the news of a choice make."""
+    def _choices(self, delta: ChoiceDelta) -> Iterable[C]:
+        """Yield the choice of each chunk that a delta makes."""
         if delta.text or delta.entries or delta.token_ids or delta.prompt is not None:
             yield self._text(delta)
 
@@ -190,7 +190,7 @@ AnyWriter = Writer[Any]
 
 
 def _alone(delta: ChoiceDelta) -> str | None:
-    """The text of news that are nothing but text, as most are; None for others."""
+    """Return the text of a delta that is nothing but text, as most are; None for others."""
     if delta.entries or delta.token_ids or delta.prompt is not None or delta.finish_reason is not None:
         return None
     parts = delta.parts
