@@ -1,4 +1,4 @@
-"""The gateway, put together: its parts, and its peers (routers, tokenizer services, their models)."""
+"""The gateway, put together: its parts, and its upstreams (routers, tokenizer services, their models)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from gateway.text.pool import TokenizerPool
 _log = get_logger(__name__)
 
 
-class Peers:
-    """Connected from `tasks` to `close`; until the first answers nothing can be served."""
+class Upstreams:
+    """Routers, tokenizer services and the models that they know, connected from `tasks` to `close`."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
@@ -87,15 +87,15 @@ class Peers:
 
     @property
     def serve_any(self) -> bool:
-        """Whether any model can be used."""
+        """Whether any model can be used now."""
         return self.models.ready and self.tokenizers.answering
 
     def serve(self, model: str) -> bool:
-        """Whether this model can be used."""
+        """Return whether this model can be used now."""
         return self.tokenizers.answering and self.models.serves(model)
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """Begin to connect; they run until cancelled."""
+        """Start to connect; return the tasks, which run until cancelled."""
         return [
             asyncio.create_task(self.session.run(), name="routers"),
             asyncio.create_task(self.models.run(), name="model-registry"),
@@ -123,24 +123,25 @@ class GatewayApp:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
         self._config = config
         self._metrics = GatewayMetrics()
-        self.peers = Peers(config, self._metrics)
-        """The services that it talks to."""
+        self.upstreams = Upstreams(config, self._metrics)
         self._metrics.registry.register(
             FleetCollector(
-                lambda: self.peers.models.served,
-                lambda: self.peers.session.live,
-                lambda: self.peers.session.connected,
+                lambda: self.upstreams.models.served,
+                lambda: self.upstreams.session.live,
+                lambda: self.upstreams.session.connected,
             )
         )
-        peers = self.peers
-        self.requests = Requests(config, session=peers.session, models=peers.models, metrics=self._metrics)
+        upstreams = self.upstreams
+        self.requests = Requests(
+            config, session=upstreams.session, models=upstreams.models, metrics=self._metrics
+        )
         self.generation = GenerationService(
-            config, self.requests, session=peers.session, tokenizers=peers.tokenizers
+            config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
         self._limiter = limiter_of(config)
-        self._stored = StoredApis(config, self.generation, self.peers.serve)
+        self._stored = StoredApis(config, self.generation, self.upstreams.serve)
         self._pooling = PoolingService(
-            config, self.requests, session=peers.session, tokenizers=peers.tokenizers
+            config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
@@ -174,7 +175,7 @@ class GatewayApp:
     @property
     def ready(self) -> bool:
         """Whether requests can be served, and clients should come."""
-        return self.peers.serve_any and not self._leaving
+        return self.upstreams.serve_any and not self._leaving
 
     async def start(self) -> None:
         """Listen and begin to connect. Raises StartRefused: the port is in use, a store cannot be opened."""
@@ -185,7 +186,7 @@ class GatewayApp:
             await self._stored.close()
             raise
         self._tasks = [
-            *self.peers.tasks(),
+            *self.upstreams.tasks(),
             *self._stored.tasks(),
         ]
         if self._limiter is not None:
@@ -199,13 +200,15 @@ class GatewayApp:
             task.result()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Tell clients to go elsewhere, serving them for the time of the option drain_notice_s; then refuse
-        new requests, give running ones the time of drain_s, and close.
+        """Tell clients to go elsewhere, and stop.
+
+        They are served for drain_notice_s more; then new requests are refused, and running ones have the time
+        of drain_s.
 
         With `grace_s`, new requests are refused at once, and running ones have that time."""
         self._leaving = True
         self._server.leave()
-        if grace_s is None and self.peers.serve_any:
+        if grace_s is None and self.upstreams.serve_any:
             _log.info("leaving", notice_s=self._config.drain_notice_s)
             await asyncio.sleep(self._config.drain_notice_s)
         self._server.close_connections()
@@ -218,7 +221,7 @@ class GatewayApp:
         # The defect of one that died is told by `failed`; here everything is to be closed.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stored.close()
-        await self.peers.close()
+        await self.upstreams.close()
         if self._limiter is not None:
             await self._limiter.close()
 
@@ -232,9 +235,9 @@ class GatewayApp:
 
     def _made_routers(self) -> list[Routes]:
         def can_serve() -> bool:
-            return self.peers.serve_any
+            return self.upstreams.serve_any
 
-        prompts = PromptService(self.requests, self.peers.tokenizers)
+        prompts = PromptService(self.requests, self.upstreams.tokenizers)
         routers = [
             chat_completion_routes(self.generation),
             completion_routes(self.generation),
@@ -246,11 +249,11 @@ class GatewayApp:
             score_routes(self._pooling),
             classify_routes(self._pooling),
             pooling_routes(self._pooling),
-            model_routes(self.peers.models),
-            health_routes(can_serve=lambda: self.peers.serve_any, draining=lambda: self._leaving),
+            model_routes(self.upstreams.models),
+            health_routes(can_serve=lambda: self.upstreams.serve_any, draining=lambda: self._leaving),
             metrics_routes(self._metrics),
             home_routes(
-                self.peers.models,
+                self.upstreams.models,
                 can_serve=can_serve,
                 keyed=bool(self._config.api_key or self._config.operator_key or self._config.api_key_file),
             ),

@@ -134,7 +134,7 @@ async def test_29_a_gateway_that_was_restarted_knows_all_models(
         try:
             await eventually(lambda: len(stack.router.fleet) == 2, "a second engine")
             await stack.restart_gateway()
-            board = stack.gateway.peers.models
+            board = stack.gateway.upstreams.models
             await eventually(lambda: len(list(board.names)) == 2, "two models whose tokenizers are loaded")
             models = json.loads((await stack.get("/v1/models")).body)["data"]
             assert {model["id"] for model in models} == {MODEL, "other"}

@@ -102,7 +102,7 @@ class Cluster:
             return seen == [[True] * len(self.engines)] * len(seen)
 
         await eventually(all_there, "serving engines at every router")
-        session = self.gateway.peers.session
+        session = self.gateway.upstreams.session
         await eventually(lambda: session.connected == len(self.running), "a session with every router")
         await eventually(lambda: self.gateway.ready, "a ready gateway", timeout_s=30)
 
@@ -112,7 +112,7 @@ class Cluster:
             await engine.idle()
         admissions = [router.admission for router in self.running]
         await eventually(lambda: not any(one.live_sequences for one in admissions), "idle routers")
-        requests, session = self.gateway.requests, self.gateway.peers.session
+        requests, session = self.gateway.requests, self.gateway.upstreams.session
         await eventually(lambda: len(requests) == 0 and session.live == 0, "an idle gateway")
 
 

@@ -185,7 +185,7 @@ class Stack:
         """Wait until no part holds anything of any request."""
         await self.engine.idle()
         await eventually(lambda: self.router.admission.live_sequences == 0, "no live sequence in the router")
-        requests, session = self.gateway.requests, self.gateway.peers.session
+        requests, session = self.gateway.requests, self.gateway.upstreams.session
         await eventually(lambda: len(requests) == 0 and session.live == 0, "an idle gateway")
 
 

@@ -101,7 +101,7 @@ async def test_the_only_router_restarts(start_cluster: StartCluster) -> None:
     await cluster.stop_router(0)
     # What comes meanwhile waits as well, before anything is known again.
     late = asyncio.create_task(cluster.post(COMPLETIONS, body("late")))
-    await eventually(lambda: cluster.gateway.peers.session.live == 9, "nine that wait")
+    await eventually(lambda: cluster.gateway.upstreams.session.live == 9, "nine that wait")
     assert not cluster.gateway.ready
     await cluster.start_router(0)
     later = asyncio.create_task(cluster.post(COMPLETIONS, body("late")))
@@ -142,7 +142,7 @@ async def test_a_router_drains_under_load(start_cluster: StartCluster) -> None:
     await load.begin()
     leaving, stays = cluster.running
     draining = asyncio.create_task(leaving.drain())
-    sessions = cluster.gateway.peers.session
+    sessions = cluster.gateway.upstreams.session
     await eventually(lambda: sessions.rendezvous("", "tiny") is not None, "one router left to choose")
     answers = await asyncio.gather(*[cluster.post(COMPLETIONS, body("new")) for _ in range(4)])
     assert {answer.status for answer in answers} == {200}
@@ -232,7 +232,7 @@ async def test_a_batch_and_a_background_response(start_cluster: StartCluster) ->
 
 async def test_a_tenant_stays_on_one_router(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(SLOW, routers=3)
-    session = cluster.gateway.peers.session
+    session = cluster.gateway.upstreams.session
     homes = {tenant: session.rendezvous(tenant, "tiny") for tenant in map(str, range(60))}
     addresses = [home.address for home in homes.values() if home is not None]
     assert {addresses.count(cluster.address(index)) > 5 for index in range(3)} == {True}

@@ -325,7 +325,7 @@ async def test_lines_with_which_an_engine_fails_and_lines_without_an_engine(
         bad = await results(client, batch.error_file_id)
         assert bad["x"]["response"]["status_code"] >= 500
         await stack.engine.stop()
-        await eventually(lambda: not stack.gateway.peers.models.serves(MODEL), "no engine")
+        await eventually(lambda: not stack.gateway.upstreams.models.serves(MODEL), "no engine")
         batch = await started(client, [line("y", {"prompt": "x", "max_tokens": 1})])
         while batch.status == "validating":
             await asyncio.sleep(0.02)

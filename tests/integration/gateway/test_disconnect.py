@@ -90,7 +90,7 @@ async def test_hang_up_during_prefill(start_stack: StartStack, stream: bool) -> 
 
 async def test_hang_up_during_rendering(start_stack: StartStack) -> None:
     stack = await start_stack(script(model={"max_model_len": 4_000_000}), max_body_mib=64)
-    busy = stack.gateway.peers.tokenizers.targets.all[0]
+    busy = stack.gateway.upstreams.tokenizers.targets.all[0]
     fields = {"prompt": ["\u00e9 word" * 200_000] * 4, **LONG}
     connections = [await stack.open_stream(COMPLETIONS, fields) for _ in range(3)]
     await eventually(lambda: busy.live == 3, "three renders under way")

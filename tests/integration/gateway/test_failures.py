@@ -150,7 +150,7 @@ async def test_a_router_that_stays_away_ends_requests(start_stack: StartStack, s
         assert answer.status == 503
     assert (await stack.complete()).status == 503
     assert (await stack.get("/ready")).status == 503
-    await eventually(lambda: stack.gateway.peers.session.live == 0, "no live sequence")
+    await eventually(lambda: stack.gateway.upstreams.session.live == 0, "no live sequence")
 
 
 async def test_before_anything_is_there(run_dir: Path) -> None:
@@ -211,7 +211,7 @@ async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target
     with tokenizer_process(own) as (target, process):
         options: dict[str, Any] = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
         async with running_stack(run_dir, tokenizer_target, **options) as stack:
-            pool = stack.gateway.peers.tokenizers
+            pool = stack.gateway.upstreams.tokenizers
             await eventually(lambda: all(t.prompt for t in pool.targets.all), "two tokenizers", timeout_s=30)
             process.send_signal(signal.SIGSTOP)
             try:

@@ -82,7 +82,7 @@ async def test_tokens_and_requests_at_work(start_stack: StartStack) -> None:
         script(step_delay_ms=20), api_key=KEYS, key_tokens_per_minute=200, key_concurrent=1
     )
     busy = asyncio.create_task(ask(stack, ALICE, max_tokens=60))
-    await eventually(lambda: stack.gateway.peers.session.live == 1, "a sequence")
+    await eventually(lambda: stack.gateway.upstreams.session.live == 1, "a sequence")
     second = await ask(stack, ALICE)
     assert (second.status, "key-concurrent" in second.json()["error"]["message"]) == (429, True)
     assert int(second.headers["x-ratelimit-remaining-tokens"]) < 200
@@ -109,15 +109,15 @@ async def test_what_is_shed_costs_no_render(start_stack: StartStack, monkeypatch
     await eventually(lambda: stack.router.admission.live_sequences == 1, "one at work")
     jobs.append(asyncio.create_task(ask(stack, ALICE, max_tokens=1)))
     rendered = 0
-    tokenize = stack.gateway.peers.tokenizers.tokenize
+    tokenize = stack.gateway.upstreams.tokenizers.tokenize
 
     async def counted(*args):
         nonlocal rendered
         rendered += 1
         return await tokenize(*args)
 
-    monkeypatch.setattr(stack.gateway.peers.tokenizers, "tokenize", counted)
-    (session,) = stack.gateway.peers.session.targets.all
+    monkeypatch.setattr(stack.gateway.upstreams.tokenizers, "tokenize", counted)
+    (session,) = stack.gateway.upstreams.session.targets.all
     await eventually(lambda: session.shed._entries, "what is shed")
     refused = await ask(stack, ALICE)
     assert refused.status == 429

@@ -64,7 +64,7 @@ async def test_calls_go_to_the_tokenizer_that_has_the_model(start_stack: StartSt
         )
         await engine.start()
         try:
-            board = stack.gateway.peers.models
+            board = stack.gateway.upstreams.models
             await eventually(
                 lambda: len(board.served) == 2 and all(map(board._usable, board.served)),
                 "two models",

@@ -335,7 +335,7 @@ async def test_ping_and_version(stack: Stack) -> None:
         answer = await call(stack.address, method, "/ping")
         assert (answer.status, answer.body) == (200, b"")
     assert (await stack.get("/version")).json() == {"version": __version__}
-    stack.gateway.peers.models.update([])
+    stack.gateway.upstreams.models.update([])
     assert (await stack.get("/ping")).status == 503
     assert (await stack.post("/tokenize", {"prompt": "x"})).status == 404
     assert (await call(stack.address, "POST", "/tokenize", {"prompt": "x"})).status == 503

@@ -162,7 +162,7 @@ async def test_a_client_that_hangs_up_leaves_nothing(start_stack: StartStack) ->
     stack = await start_stack(script(step_delay_ms=5), max_stored_responses=5)
     for fields in ({"stream": True}, {}):
         connection = await stack.open_stream(RESPONSES, {"input": "x", **fields})
-        await eventually(lambda: stack.gateway.peers.session.live == 1, "a sequence at work")
+        await eventually(lambda: stack.gateway.upstreams.session.live == 1, "a sequence at work")
         connection.close()
         await stack.idle()
     assert stack.gateway._stored.store is not None
@@ -175,7 +175,7 @@ async def test_a_restart_ends_background_responses_and_keeps_the_rest(
     stack = await start_stack(script(step_delay_ms=20), state_dir=run_dir / "state")
     done = (await stack.post(RESPONSES, {"input": "hi", "max_output_tokens": 2})).json()
     running = (await stack.post(RESPONSES, {"input": "hi", "background": True})).json()
-    await eventually(lambda: stack.gateway.peers.session.live == 1, "a response at work")
+    await eventually(lambda: stack.gateway.upstreams.session.live == 1, "a response at work")
     await stack.restart_gateway()
     assert (await stack.get(f"{RESPONSES}/{done['id']}")).json() == done
     ended = (await stack.get(f"{RESPONSES}/{running['id']}")).json()

@@ -176,4 +176,4 @@ async def test_streams_are_bounded_and_take_no_place_of_a_request(start_stack: S
     assert (await begun(other, 5))[:5] == first[:5]
     other.close()
     await call(stack.address, "DELETE", path)
-    await eventually(lambda: stack.gateway.peers.session.live == 0, "an idle session")
+    await eventually(lambda: stack.gateway.upstreams.session.live == 0, "an idle session")

@@ -165,7 +165,7 @@ async def test_n_samples_are_those_of_derived_seeds(stack: Stack) -> None:
     answer = await stack.complete(prompt, n=2, seed=5, max_tokens=6)
     for index, item in enumerate(answer.json()["choices"]):
         ids = expected_tokens(prompt, 6, seed=derive_seed(5, index), script=tiny)
-        vocabulary = stack.gateway.peers.models.require("tiny").vocabulary
+        vocabulary = stack.gateway.upstreams.models.require("tiny").vocabulary
         assert item["text"] == vocabulary.decode(ids)
     alone = await stack.complete(prompt, seed=5, max_tokens=6)
     assert alone.json()["choices"][0]["text"] == vocabulary.decode(

@@ -136,13 +136,13 @@ async def test_constraints_reach_the_engine_with_every_sample(start_stack: Start
     """The scripted engine takes them and plays its script."""
     stack = await start_stack(script(saying("yes")))
     seen: list[Any] = []
-    submit = stack.gateway.peers.session.submit
+    submit = stack.gateway.upstreams.session.submit
 
     def recording(spec: Any, *args: Any, **options: Any) -> int:
         seen.append(spec)
         return submit(spec, *args, **options)
 
-    stack.gateway.peers.session.submit = recording  # type: ignore[method-assign]
+    stack.gateway.upstreams.session.submit = recording  # type: ignore[method-assign]
     answer = await stack.chat(guided_choice=["yes", "no"], n=2)
     assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["yes", "yes"]
     assert [(spec.constraint.kind, spec.constraint.source) for spec in seen] == [
@@ -153,8 +153,8 @@ async def test_constraints_reach_the_engine_with_every_sample(start_stack: Start
 
 
 async def test_a_tokenizer_that_is_away_is_no_fault_of_the_request(stack: Stack) -> None:
-    stack.gateway.peers.tokenizers.targets.all.clear()
-    stack.gateway.peers.tokenizers._wait_s = 0
+    stack.gateway.upstreams.tokenizers.targets.all.clear()
+    stack.gateway.upstreams.tokenizers._wait_s = 0
     answer = await stack.complete([5, 6], max_tokens=1, guided_regex="a")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
 
