@@ -51,7 +51,7 @@ Ask = Callable[[int, int], Awaitable[Times]]
 
 
 async def closed_loop(ask: Ask, options: argparse.Namespace, seed: int) -> list[Times]:
-    """One round: each stream asks again and again; the first request of each is a warm-up."""
+    """Run one round: each stream asks again and again; the first request of each is a warm-up."""
 
     async def stream(number: int) -> list[Times]:
         chance = random.Random(f"{seed}.{number}")
@@ -132,7 +132,7 @@ class Bench:
 
 
 def row(name: str, direct: Sequence[float], through: Sequence[float]) -> str:
-    """A line of the table: seconds of the same requests in milliseconds."""
+    """Return a line of the table: seconds of the same requests in milliseconds."""
     added = [1e3 * (there - here) for here, there in zip(direct, through, strict=True)]
     error = statistics.stdev(added) / math.sqrt(len(added))
     means = f"{1e3 * statistics.fmean(direct):.1f} | {1e3 * statistics.fmean(through):.1f}"

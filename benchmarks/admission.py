@@ -27,7 +27,7 @@ PROMPT = 512
 
 
 def queues(waiting: int, tenants: int) -> tuple[float, float]:
-    """Microseconds to let one of `waiting` sequences wait, and to take the next one."""
+    """Return microseconds to let one of `waiting` sequences wait, and to take the next one."""
     room: AdmissionQueues[int] = AdmissionQueues(QueueOptions(), lambda entry: entry.tokens)
     rng = random.Random(0)
     specs = [

@@ -121,7 +121,7 @@ class Ratio:
         return self.measured and (self.median >= LEAST or min(self.ratios) <= 1 <= max(self.ratios))
 
     def cells(self) -> list[str]:
-        """A row of the table."""
+        """Return a row of the table."""
         if not self.measured:
             return [self.name, f"{self.before:.4g}", f"{self.after:.4g}", "-", "-", "NOT MEASURED"]
         spread = f"{min(self.ratios):.3f} to {max(self.ratios):.3f}"
@@ -248,7 +248,7 @@ def ratios_of(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequenc
 
 
 def turned(items: Sequence[Item], repeat: int) -> list[Item]:
-    """The items in this repeat's order."""
+    """Return the items in this repeat's order."""
     first = repeat % len(items)
     return [*items[first:], *items[:first]]
 

@@ -95,7 +95,7 @@ def _serve(pipe: Pipe, tokens: int, pace_s: float) -> None:
 
 
 def _measure(streams: int, tokens: int, rate: float) -> tuple[float, float, float]:
-    """Chunks a second, the client's CPU microseconds a chunk, and the cores that it kept busy."""
+    """Return chunks a second, the client's CPU microseconds a chunk, and the cores that it kept busy."""
     here, there = multiprocessing.Pipe()
     origin = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, tokens, streams / rate))
     origin.start()

@@ -32,7 +32,7 @@ _AXIS_VALUES = 512
 
 
 def times_of(block_size: int) -> StepTimes:
-    """A model of 8 billion parameters in bfloat16 on one card of 2.45 TB/s and 432 TFLOPS."""
+    """Return a model of 8 billion parameters in bfloat16 on one card of 2.45 TB/s and 432 TFLOPS."""
     cost = ModelCost(
         parameters=8.0e9,
         parameter_bytes=2,
@@ -46,7 +46,8 @@ def times_of(block_size: int) -> StepTimes:
 
 
 def best_boundaries(histogram: Mapping[int, int], count: int) -> list[int]:
-    """The `count` values that pad this histogram least, by plain dynamic programming over all its values."""
+    """Return the `count` values that pad this histogram least, by plain dynamic programming over all its
+    values."""
     values = sorted(histogram)
     weights = np.array([histogram[value] for value in values], dtype=np.float64)
     sums = np.concatenate([[0.0], weights.cumsum()])
@@ -68,7 +69,8 @@ def best_boundaries(histogram: Mapping[int, int], count: int) -> list[int]:
 
 
 def learned_boundaries(histogram: Mapping[int, int], count: int, last: int) -> list[int]:
-    """What `learned` does with one axis: its dynamic program over one row, the last value being given."""
+    """Return the values that `learned` gives one axis: its dynamic program over one row, the last value being
+    given."""
     values = sorted(histogram)
     step = max(1, len(values) // _AXIS_VALUES)
     kept = sorted({*values[::step], values[-1]})
@@ -90,7 +92,7 @@ def padding(histogram: Mapping[int, int], boundaries: Sequence[int]) -> float:
 
 
 def queries(workload: Workload) -> Counter[int]:
-    """How often each longest chunk of a prefill forward occurs."""
+    """Return how often each longest chunk of a prefill forward occurs."""
     found: Counter[int] = Counter()
     for bucket, times in workload.run(ExactShapes(workload.limits)).shapes(decode=False).items():
         found[bucket.query] += times

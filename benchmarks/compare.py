@@ -45,7 +45,7 @@ _RESTING = 0.03
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     options = _parser().parse_args()
     peers = [name for name in options.peer if not name.startswith(OWN)]
     names = [*dict.fromkeys(options.catenary), *dict.fromkeys(peers)]
@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any
 
 
 def _run(measuring: Measuring, options: argparse.Namespace) -> str | None:
-    """Measures; why it ended before it was over, None if it did not. What was measured until then is worth
+    """Measure; return the reason of an early end, or None. What was measured until then is worth
     something. Raises PeerError and KeyboardInterrupt if that is nothing."""
     try:
         measuring.all_runs(options.streams, options.repeats, _tell)

@@ -58,7 +58,7 @@ class Stopwatch:
 
 
 def paged(device: CpuDevice, shape: Shape, blocks: int) -> PagedCache:
-    """A cache of so many blocks. All layers hold the same, in memory of their own."""
+    """Return a cache of so many blocks. All layers hold the same, in memory of their own."""
     one = (blocks * shape.block_size, shape.kv_heads, shape.head_dim)
     key, value = (device.memory.zeros((shape.layers, *one), shape.dtype) for _ in range(2))
     for tensor in (key, value):

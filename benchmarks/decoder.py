@@ -46,7 +46,7 @@ class Shape:
 
 
 def decode_step(model: PagedModel, shape: Shape) -> Callable[[], torch.Tensor]:
-    """One greedy decode step of the whole batch."""
+    """Return one greedy decode step of the whole batch."""
     each, size = shape.blocks_each, shape.block_size
     blocks = torch.arange(shape.batch * each)
     rows = torch.arange(shape.batch).repeat_interleave(each)
@@ -62,7 +62,7 @@ def decode_step(model: PagedModel, shape: Shape) -> Callable[[], torch.Tensor]:
 
 
 def prefill_step(model: PagedModel, shape: Shape) -> Callable[[], torch.Tensor]:
-    """A prefill of every sequence's context at once; the last token of each is scored."""
+    """Prefill the contexts of all sequences at once; the last token of each is scored."""
     query, each = shape.context, shape.blocks_each * shape.block_size
     places = torch.arange(query)
     slots = torch.cat([places + row * each for row in range(shape.batch)])
@@ -91,7 +91,7 @@ def compare(steps: list[Callable[[], torch.Tensor]], repeats: int) -> list[float
 
 
 def open_way(way: str, options: argparse.Namespace) -> PagedModel:
-    """The model, run this way."""
+    """Return the model, run this way."""
     backend, settings = WAYS[way]
     device = open_device("cpu", threads=options.threads, cpu=settings)
     return open_model(prepare_model(options.model), device, dtype=options.dtype, backend=backend)
@@ -106,7 +106,7 @@ def compare_models(models: list[PagedModel], phase: str, shape: Shape, repeats: 
 
 
 def main() -> None:
-    """Prints a table of tokens per second."""
+    """Print a table of tokens per second."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")

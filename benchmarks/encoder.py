@@ -44,7 +44,7 @@ class Nearness:
 
 
 def documents(directory: Path, length: int) -> list[list[int]]:
-    """The text in pieces of so many tokens, those that frame a text included."""
+    """Return the text in pieces of so many tokens, those that frame a text included."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -55,7 +55,7 @@ def documents(directory: Path, length: int) -> list[list[int]]:
 
 
 def open_way(directory: Path, way: str, threads: int | None, max_tokens: int = 2048) -> Embedder:
-    """The model, computed so."""
+    """Return the model, computed so."""
     dtype, settings = WAYS[way]
     return open_embedder(directory, CpuDevice(threads, settings=settings), dtype=dtype, max_tokens=max_tokens)
 
@@ -84,7 +84,7 @@ def seconds(embedders: list[Embedder], texts: list[list[int]], repeats: int) -> 
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--threads", type=int, default=None)

@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_model(kind: str, directory: Path) -> int:
-    """Writes a random checkpoint in bfloat16; returns how many weights it has."""
+    """Write a random checkpoint in bfloat16; returns how many weights it has."""
     name, own = KINDS[kind]
     model_class: Any = getattr(transformers, name)
     torch.manual_seed(3)
@@ -63,7 +63,7 @@ def write_model(kind: str, directory: Path) -> int:
 
 
 def measure(kind: str, options: argparse.Namespace) -> None:
-    """Prints a model's rows."""
+    """Print a model's rows."""
     models = [open_way(way, options) for way in options.ways]
     for phase in options.phases:
         for batch in options.batches if phase == "decode" else [1]:
@@ -77,7 +77,7 @@ def measure(kind: str, options: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def main() -> None:
-    """Prints a table of tokens per second."""
+    """Print a table of tokens per second."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--dtype", default="bfloat16")

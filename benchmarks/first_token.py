@@ -53,7 +53,7 @@ class Core:
         return timed
 
     def submit(self, token_ids: list[int], max_tokens: int) -> None:
-        """Gives the core a greedy sequence of exactly so many tokens."""
+        """Give the core a greedy sequence of exactly so many tokens."""
         self.keys += 1
         self.loop.handle(
             SubmitSequence(
@@ -69,7 +69,7 @@ class Core:
         )
 
     def advance_to(self, tokens: int) -> float:
-        """Seconds until so many tokens were reported."""
+        """Return seconds until so many tokens were reported."""
         self.link.sent.clear()
         begin, got = time.perf_counter(), 0
         while got < tokens:
@@ -84,7 +84,7 @@ class Core:
 
 
 def main() -> None:
-    """Prints both."""
+    """Print both."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=832, help="of the long prompts")
     parser.add_argument("--prompts", type=int, default=8)

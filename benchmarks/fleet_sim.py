@@ -21,7 +21,7 @@ HEADER = "| policy | requests | TTFT p50 | p90 | p99 | tokens/s | prefix hits | 
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed."""
+    """Return the value that `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -33,13 +33,13 @@ def hot_spot(loads: Sequence[Sequence[int]]) -> float:
 
 
 def simulate(plan: FleetPlan, traffic: str, requests: int, rate: float) -> FleetRun:
-    """One run: the same arrivals for every policy of a seed."""
+    """Return one run: the same arrivals for every policy of a seed."""
     arrivals = TRAFFIC[traffic](random.Random(f"{plan.seed} {traffic}"), requests, rate)
     return FleetRun(plan, arrivals).run()
 
 
 def row(run: FleetRun) -> str:
-    """A run as a row of the table; times in milliseconds."""
+    """Return a run as a row of the table; times in milliseconds."""
     ended = [one for one in run.outcomes if one.ended is not None and one.first_token is not None]
     waits = [1e3 * (one.first_token - one.arrived) for one in ended if one.first_token is not None]
     again = sum(one.placements - 1 for one in ended)

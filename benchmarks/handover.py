@@ -60,7 +60,7 @@ class Blocks:
         return Read(self._data[first * offered.block_bytes : (first + count) * offered.block_bytes])
 
     def fetched(self, offered: Offered) -> None:
-        """See BlockSource: this offer goes on."""
+        """Keep the offer."""
 
 
 class Read:
@@ -86,7 +86,7 @@ def offer(connector: str, settings: TransferSettings, blocks: int, size: int, pi
 
 
 def certificates(directory: Path) -> TlsPaths:
-    """One for both sides, and the authority that has signed it. Needs openssl."""
+    """Return one for both sides, and the authority that has signed it. Needs openssl."""
     make_authority(directory, "authority")
     files = make_certificate(directory, "engine", "authority")
     return TlsPaths(str(files.cert), str(files.key), str(files.ca))
@@ -99,7 +99,7 @@ def cpu_seconds() -> float:
 
 
 def measure(connector: str, blocks: int, size: int, rounds: int, directory: Path) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     tls = certificates(directory) if connector == "tls" else None
     settings = TransferSettings("127.0.0.1:0", None, directory, 600.0, 4, tls)
     ours, theirs = multiprocessing.Pipe()
@@ -129,7 +129,7 @@ def measure(connector: str, blocks: int, size: int, rounds: int, directory: Path
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of the prompt")
     parser.add_argument("--connector", choices=sorted(BUILTIN), help="one alone")

@@ -50,7 +50,7 @@ async def serve(target: str) -> None:
 
 
 async def measure(ask: Callable[[], Awaitable[object]], count: int, rate: float, pid: int) -> str:
-    """Cells of a row: there and back, and CPU of the echo and of this process."""
+    """Return cells of a row: there and back, and CPU of the echo and of this process."""
     meter, seconds, chance = CpuMeter({"echo": pid}), [], random.Random(0)
     meter.start()
     own = time.process_time()

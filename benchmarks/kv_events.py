@@ -37,7 +37,7 @@ class Cache:
         self.fill(blocks)
 
     def fill(self, count: int) -> None:
-        """Publishes so many blocks, which nobody uses then."""
+        """Publish so many blocks, which nobody uses then."""
         table = self.pool.allocate(count)
         for block in table:
             self.pool.publish(block, next(self._names))
@@ -56,7 +56,7 @@ def microseconds(act: Callable[[], object], prepare: Callable[[], object], times
 
 
 def send(news: Iterable[KvContents | KvChanges]) -> None:
-    """Encodes what the core sends."""
+    """Encode the core's message."""
     for message in news:
         encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
 
@@ -77,21 +77,21 @@ class Chain:
             act()
 
     def core(self) -> None:
-        """What the core does after a step."""
+        """Do the core's work after a step."""
         self.news = list(self.cache.news.due())
         send(self.news)
 
     def servicer(self) -> None:
-        """What the servicer does with it."""
+        """Do the servicer's work on it."""
         for message in self.news:
             self.mirror.take(message)
 
     def send(self) -> None:
-        """What it sends to a router then, if it is time."""
+        """Return the message to a router, if it is time."""
         self.messages = [message.SerializeToString() for message in self.delta.take()]
 
     def router(self) -> None:
-        """What that does with it."""
+        """Do the router's work on it."""
         for data in self.messages:
             message = engine_pb2.PublishKvRequest.FromString(data)
             if message.HasField("snapshot"):
@@ -105,7 +105,7 @@ def _send_due(cache: Cache) -> None:
 
 
 def measure_steps(blocks: int, times: int) -> None:
-    """Prints the cost of a step that fills and gives up blocks."""
+    """Print the cost of a step that fills and gives up blocks."""
     print(
         f"{'microseconds a step':<22}{'not followed':>14}{'core':>8}{'servicer':>10}{'send':>8}{'router':>8}"
     )
@@ -126,7 +126,7 @@ def measure_steps(blocks: int, times: int) -> None:
 
 
 def memory_of(parts: Iterable[KvContents | KvChanges]) -> int:
-    """Bytes of a servicer's copy."""
+    """Return bytes of a servicer's copy."""
     gc.collect()
     tracemalloc.start()
     mirror = PrefixCacheMirror()
@@ -138,7 +138,7 @@ def memory_of(parts: Iterable[KvContents | KvChanges]) -> int:
 
 
 def measure_snapshots(sizes: Iterable[int]) -> None:
-    """Prints what all names cost to tell, and to keep in the servicer."""
+    """Print what all names cost to tell, and to keep in the servicer."""
     print(
         f"{'milliseconds a snapshot':<24}{'core':>14}{'servicer':>10}{'one router':>12}{'bytes a block':>16}"
     )
@@ -168,7 +168,7 @@ def measure_snapshots(sizes: Iterable[int]) -> None:
 
 
 def main() -> None:
-    """Measures."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=20_000)
     parser.add_argument("--times", type=int, default=300)

@@ -57,7 +57,7 @@ def fill(index: KvIndex[int], engines: int, pairs: int, common: int, rng: random
 
 
 def asked(index: KvIndex[int], prompt: list[bytes], times: int) -> float:
-    """Microseconds to look a prompt up."""
+    """Return microseconds to look a prompt up."""
     parts = [prompt[start : start + PART] for start in range(0, len(prompt), PART)]
     best = float("inf")
     for _ in range(times):
@@ -68,7 +68,7 @@ def asked(index: KvIndex[int], prompt: list[bytes], times: int) -> float:
 
 
 def measure(engines: int, pairs: int, seed: int) -> dict[str, float]:
-    """One row of the table."""
+    """Return one row of the table."""
     rng = random.Random(seed)
     before = rss_mib()
     index: KvIndex[int] = KvIndex(pairs)
@@ -93,7 +93,7 @@ def measure(engines: int, pairs: int, seed: int) -> dict[str, float]:
 
 
 def bounded(index: KvIndex[int], rng: random.Random) -> float:
-    """Microseconds to store a block where another one has to go."""
+    """Return microseconds to store a block where another one has to go."""
     made = [names(rng, MESSAGE) for _ in range(400)]
     while index.pairs < index.max_pairs:
         index.stored(1, names(rng, 65_536))
@@ -104,7 +104,7 @@ def bounded(index: KvIndex[int], rng: random.Random) -> float:
 
 
 def main() -> None:
-    """Prints the rows."""
+    """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--engines", type=int, nargs="+", default=[64, 1000])
     parser.add_argument("--pairs", type=int, default=10_000_000)

@@ -15,7 +15,7 @@ class MemoryLink:
         self.sent.append(message)
 
     def wake(self) -> None:
-        """Its poll never waits."""
+        """Do nothing: poll never waits."""
 
     def poll(self, timeout: float | None = 0.0) -> list[Any]:
         return []

@@ -92,7 +92,7 @@ def _part(command: str) -> str | None:
 
 
 async def measure(runs: list[Run], options: argparse.Namespace) -> None:
-    """Streams in turns."""
+    """Stream in turns."""
     for run in runs:
         await run.stream(-1, 32)
         run.rates.clear()
@@ -105,7 +105,7 @@ async def measure(runs: list[Run], options: argparse.Namespace) -> None:
 
 
 def rows(run: Run, *, threads: bool) -> list[list[str]]:
-    """A row for each process, or each thread of one."""
+    """Return a row for each process, or each thread of one."""
     works: dict[str, Work] = by_process(run.threads)
     if threads:
         busy = sorted(thread for thread, work in run.threads.items() if work.sleeps)

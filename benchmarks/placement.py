@@ -60,7 +60,7 @@ class Scene:
             )
 
     def requests(self, count: int, blocks: int, holders: int) -> list[PlacementRequest]:
-        """Prompts of so many blocks, each cached wholly by `holders` engines."""
+        """Return prompts of so many blocks, each cached wholly by `holders` engines."""
         made = []
         for _ in range(count):
             tokens = [*self.system, *self._tokens((blocks - SHARED) * BLOCK), 1]
@@ -73,7 +73,7 @@ class Scene:
         return made
 
     def placer(self, policy: str) -> Placer:
-        """A placer with a policy of its own."""
+        """Return a placer with a policy of its own."""
         return Placer(
             self.fleet,
             policy_named(policy, random.Random(1)),
@@ -105,7 +105,7 @@ def _request(tokens: list[int]) -> PlacementRequest:
 
 
 def measure(placer: Placer, requests: Iterable[PlacementRequest]) -> list[float]:
-    """Microseconds of CPU of each placement; every one changes the load of an engine, as in a router."""
+    """Return the microseconds of CPU of each placement, each of which changes an engine's load."""
     took = []
     live: deque[tuple[Engine, PlacementRequest]] = deque()
     for request in requests:
@@ -128,7 +128,7 @@ def _count(engine: Engine, request: PlacementRequest, sign: int) -> None:
 
 
 def naming(blocks: int, seed: int) -> float:
-    """Microseconds to name all blocks of a prompt."""
+    """Return microseconds to name all blocks of a prompt."""
     tokens = random.Random(seed).choices(range(128_000), k=blocks * BLOCK)
     field = common_pb2.SequenceSpec(token_ids=tokens).token_ids
     began = time.thread_time_ns()
@@ -138,7 +138,7 @@ def naming(blocks: int, seed: int) -> float:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--engines", type=int, nargs="+", default=[8, 64, 1000])
     parser.add_argument("--requests", type=int, default=400)

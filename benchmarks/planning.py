@@ -67,7 +67,7 @@ class Load:
         self.preempted = self.moved = 0
 
     def fill(self, warm_up: int) -> None:
-        """Adds sequences until the scene is full, and runs it until ends and starts have mixed."""
+        """Add sequences until the scene is full, and run it until ends and starts have mixed."""
         self._refill()
         for _ in range(warm_up):
             self.step()
@@ -76,7 +76,7 @@ class Load:
         self.preempted = self.moved = 0
 
     def step(self) -> None:
-        """Plans a step and commits the one before it."""
+        """Plan a step and commit the one before it."""
         start = time.thread_time()
         plan = self._scheduler.plan()
         self.plans.append(time.thread_time() - start)
@@ -92,7 +92,7 @@ class Load:
         self._refill()
 
     def running(self) -> int:
-        """Sequences that run."""
+        """Return sequences that run."""
         return self._scheduler.load().running
 
     def _refill(self) -> None:
@@ -117,7 +117,7 @@ def spread(times: list[float]) -> str:
 
 
 def main() -> None:
-    """Runs the scenes and prints the table."""
+    """Run the scenes and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--block-size", type=int, default=32, help="tokens of a block")
     parser.add_argument("--steps", type=int, default=500, help="steps that are measured")

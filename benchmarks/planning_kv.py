@@ -43,7 +43,7 @@ class Scene:
         self.holders = [self.start() for _ in range(running)]
 
     def start(self) -> Holder:
-        """Looks up, acquires, allocates and publishes a prompt, as its start and its prefill do."""
+        """Look up, acquire, allocate and publish a prompt, as its start and its prefill do."""
         rest = self.block_size * self.blocks_each - len(self.prompt)
         tokens = self.prompt + [self.rng.randrange(128_000) for _ in range(rest)]
         hashes = BlockHashes(self.block_size)
@@ -57,7 +57,7 @@ class Scene:
         return holder
 
     def decode_step(self) -> None:
-        """What a step's decodes cost the pool: one in `block_size` fills a block and gets the next.
+        """Do the pool's work of a step's decodes: one in `block_size` fills a block and gets the next.
 
         It evicts where the pool is full; a sequence beyond its size gives its last block back.
         """
@@ -77,7 +77,7 @@ class Scene:
         self.holders.append(self.start())
 
     def look_up_heads(self, count: int) -> None:
-        """Prices the first waiting sequences: their hits, without taking them."""
+        """Price the first waiting sequences: their hits, without taking them."""
         for holder in self.holders[:count]:
             self.pool.idle(self.pool.lookup(holder.hashes.hashes))
 
@@ -93,7 +93,7 @@ def timed(action: Callable[[], object], repeats: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Builds the scene and prints the table."""
+    """Build the scene and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--running", type=int, default=1024, help="sequences that hold blocks")
     parser.add_argument(

@@ -35,7 +35,7 @@ class Core:
         self.keys = 0
 
     def first_token(self, token_ids: list[int], salt: str) -> tuple[float, int, list[int]]:
-        """Seconds to the first token, cached tokens of the prompt, and the four tokens of the answer."""
+        """Return seconds to the first token, cached tokens of the prompt, and the answer's four tokens."""
         self.keys += 1
         self.link.sent.clear()
         submit = SubmitSequence(
@@ -60,7 +60,7 @@ class Core:
         return seconds, steps[-1].columns.ends[0].cached_tokens, self.tokens()
 
     def tokens(self) -> list[int]:
-        """Tokens reported since the last submit."""
+        """Return tokens reported since the last submit."""
         return [token for step in self.link.sent for token in step.columns.token_ids]
 
 
@@ -75,7 +75,7 @@ def table(rows: Sequence[tuple[str, list[float], int]]) -> str:
 
 
 def main() -> int:
-    """Prints the table; 1 if an answer on a hit differs from the one without."""
+    """Print the table; 1 if an answer on a hit differs from the one without."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prefix", type=int, default=1024, help="tokens that the prompts share")

@@ -44,21 +44,21 @@ class Quality:
 
 
 def text_ids(directory: Path, limit: int | None = None) -> list[int]:
-    """The text's tokens, the first `limit` of them."""
+    """Return the text's tokens, the first `limit` of them."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     ids: list[int] = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids
     return ids[:limit]
 
 
 def open_packed(directory: Path, way: str, threads: int | None = None) -> PagedModel:
-    """The model, its weights as `way` says."""
+    """Return the model, its weights as `way` says."""
     dtype, quantization = WAYS[way]
     device = CpuDevice(threads, settings=CpuSettings(KernelChoice.NATIVE, quantization))
     return open_model(directory, device, dtype=dtype, backend="decoder")
 
 
 def quality(model: PagedModel, ids: list[int], window: int = 512) -> Quality:
-    """Predicts every token of each window from those before it in the window."""
+    """Predict every token of each window from those before it in the window."""
     model.allocate_kv(-(-window // BLOCK), BLOCK)
     losses: list[torch.Tensor] = []
     best: list[torch.Tensor] = []
@@ -80,7 +80,7 @@ def _states(model: PagedModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=None)

@@ -40,7 +40,7 @@ CASES = {
 
 
 def encoded(message: Any) -> bytes:
-    """Bytes of a message that may be bytes already."""
+    """Return bytes of a message that may be bytes already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
@@ -179,7 +179,7 @@ class Gateway:
 
 
 async def measure(name: str, options: argparse.Namespace, directory: Path) -> str:
-    """One case, as a row of the table."""
+    """Return one case, as a row of the table."""
     engines, each = CASES[name]
     secrets = TestSecrets.write(directory)
     target = f"unix:{directory}/router"

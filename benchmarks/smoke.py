@@ -46,7 +46,7 @@ _RATES = {count: f"{count} stream{'s' if count > 1 else ''}, tokens/s" for count
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
     parser.add_argument("--record", action="store_true", help=f"write what is measured to {RECORDED.name}")
     parser.add_argument("--against", metavar="REV", help="measure this tree and a revision in turn")
@@ -76,7 +76,7 @@ def main() -> int:
 def compared(
     figures: Mapping[str, float], recorded: Mapping[str, Any], found: Mapping[str, Any]
 ) -> list[str]:
-    """Lines of the table: what is, what was, and how many times as good it is now."""
+    """Return lines of the table: what is, what was, and how many times as good it is now."""
     then = recorded["machine"]
     lines = [
         f"recorded {recorded['date']} at commit {then['commit']} on {then['cpu']}, {then['cores']} cores"

@@ -36,7 +36,7 @@ QUESTION = {"messages": [{"role": "user", "content": "Name the capital of France
 
 
 async def lives(address: str) -> bool:
-    """Whether a gateway answers."""
+    """Return whether a gateway answers."""
     try:
         return (await call(address, "GET", "/live", timeout_s=1)).status == 200
     except (OSError, EOFError, TimeoutError):
@@ -44,12 +44,12 @@ async def lives(address: str) -> bool:
 
 
 def there(target: str) -> bool:
-    """Whether a unix socket is there: to dial before would lengthen the channel's backoff."""
+    """Return whether a unix socket is there: to dial before would lengthen the channel's backoff."""
     return Path(target.removeprefix("unix:")).exists()
 
 
 async def serves(target: str, secret: str) -> bool:
-    """Whether a gRPC service says that it lives."""
+    """Return whether a gRPC service says that it lives."""
     if not there(target):
         return False
     channel = open_channel(target, secret=secret)
@@ -79,7 +79,7 @@ async def seconds_until(service: ServiceProcess, ready: Callable[[], Awaitable[b
 
 
 def remove_sockets(directory: Path) -> None:
-    """Of services that were killed."""
+    """Remove the sockets of services that were killed."""
     for socket in directory.glob("*.sock"):
         socket.unlink()
 

@@ -72,7 +72,7 @@ class ConstantModel(PagedModel):
         self._logits[:, 7] = 1.0
 
     def weight_bytes(self) -> int:
-        """It has none."""
+        """Return 0: there are no weights."""
         return 0
 
     def compile_parts(self, *, norms_and_head: bool) -> None:
@@ -103,11 +103,11 @@ class EncodingLink:
     """Encodes what is sent as the socket's end does, and drops it."""
 
     def send(self, message: Any) -> None:
-        """Encodes."""
+        """Encode the message."""
         encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
 
     def wake(self) -> None:
-        """Its poll never waits."""
+        """Do nothing: poll never waits."""
 
     def poll(self, timeout: float | None = 0.0) -> list[Any]:
         """Nothing comes."""
@@ -115,7 +115,7 @@ class EncodingLink:
 
 
 def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
-    """A core for so many sequences of up to MAX_LEN tokens, without any yet."""
+    """Return a core for so many sequences of up to MAX_LEN tokens, without any yet."""
     device = CpuDevice(1)
     blocks = running * MAX_LEN // BLOCK_SIZE
     limits = BucketLimits(BLOCK_SIZE, MAX_LEN, running, 8192, blocks, 16)
@@ -150,7 +150,7 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
 
 
 def fill(core: CoreLoop, running: int, options: SamplingOptions, context: int) -> None:
-    """Starts so many different sequences and steps until all decode."""
+    """Start so many different sequences and steps until all decode."""
     for key in range(running):
         tokens = [3 + (key + index) % (VOCAB - 3) for index in range(context)]
         core.handle(
@@ -176,7 +176,7 @@ class Costs:
         self.times: dict[str, list[float]] = defaultdict(list)
 
     def wrap(self, name: str, owner: Any, attribute: str) -> None:
-        """Measures a method of an object from now on."""
+        """Measure a method of an object from now on."""
         inner: Callable[..., Any] = getattr(owner, attribute)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -195,7 +195,7 @@ class Costs:
 
 
 def measure_cost(running: int, context: int, steps: int) -> None:
-    """Prints the parts of a step's cost for each kind of row."""
+    """Print the parts of a step's cost for each kind of row."""
     print(f"{running} running sequences of {context} tokens or more; ms per step, median (least)")
     for name, options in CASES.items():
         core: Any = make_core(running, overlap=True)
@@ -217,7 +217,7 @@ def measure_cost(running: int, context: int, steps: int) -> None:
 
 
 def measure_overlap(running: int, context: int, steps: int, seconds: float) -> None:
-    """Prints the wall time of a step with and without overlap."""
+    """Print the wall time of a step with and without overlap."""
     print(f"{running} greedy sequences, forward of {seconds * 1000:.0f} ms; wall ms per step")
     for overlap in (False, True):
         core = make_core(running, overlap=overlap, seconds=seconds)
@@ -231,7 +231,7 @@ def measure_overlap(running: int, context: int, steps: int, seconds: float) -> N
 
 
 def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
-    """Prints how long the device waits from one forward to the next, and what a turn costs meanwhile."""
+    """Print how long the device waits from one forward to the next, and what a turn costs meanwhile."""
     print(f"greedy sequences, forward of {seconds * 1000:.0f} ms; ms per step")
     print("| rows | between forwards, median | p90 | CPU of the loop, median | CPU of both threads, mean |")
     print("| --- | --- | --- | --- | --- |")
@@ -255,7 +255,7 @@ def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
 
 
 def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
-    """Prints what a turn with a real model takes beside the model's own calls, wall time."""
+    """Print what a turn with a real model takes beside the model's own calls, wall time."""
     options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
     engine: Any = start_engine(options, lambda activity, done: None)
     calls: list[tuple[str, float, float]] = []
@@ -286,7 +286,7 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
 
 
 def time_forwards(model: Any, calls: list[tuple[str, float, float]]) -> None:
-    """Notes when decodes begin and end: of a model that chooses as one, of others with the logits."""
+    """Note when decodes begin and end: of a model that chooses as one, of others with the logits."""
     if model.chooser is None:
         for name in ("decode", "logits"):
             setattr(model, name, timed(name, getattr(model, name), calls))
@@ -296,7 +296,7 @@ def time_forwards(model: Any, calls: list[tuple[str, float, float]]) -> None:
 
 
 def timed(name: str, inner: Callable[..., Any], calls: list[tuple[str, float, float]]) -> Any:
-    """A function that notes when it is called and when it returns."""
+    """Return a function that notes when it is called and when it returns."""
 
     def call(*args: Any) -> Any:
         start = time.perf_counter()
@@ -308,7 +308,7 @@ def timed(name: str, inner: Callable[..., Any], calls: list[tuple[str, float, fl
 
 
 def main() -> None:
-    """Measures."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--context", type=int, default=512)

@@ -43,7 +43,7 @@ _ENDLESS = 1 << 20
 
 
 def make_stack(directory: Path, options: argparse.Namespace) -> ProcessStack:
-    """The processes, not started."""
+    """Return the processes, not started."""
     reports = ("--report-interval-ms", "500", "--lease-ms", "10000")
     model = write_tiny_model(directory / "model")
     stack = ProcessStack(directory, StackPlan(model, MODEL, engines=0, router_flags=reports))
@@ -107,7 +107,7 @@ async def begun(counter: Counter, streams: list[asyncio.Task[None]]) -> None:
 
 
 async def measure(stack: ProcessStack, name: str, options: argparse.Namespace) -> str:
-    """One case, as a row of the table."""
+    """Return one case, as a row of the table."""
     path, fields = CASES[name]
     body = {"model": MODEL, "max_tokens": _ENDLESS, "stream": True, "ignore_eos": True, **fields}
     request, counter = request_of(path, body), Counter(options.streams)

@@ -13,7 +13,7 @@ from services.engine.tracing import EventBuffer, StepTracer
 
 
 def span_cost(tracer: StepTracer, count: int) -> float:
-    """Nanoseconds of one span."""
+    """Return nanoseconds of one span."""
     start = time.perf_counter_ns()
     for step in range(count):
         with tracer.span("plan", step):
@@ -42,7 +42,7 @@ def step_costs(running: int, context: int, steps: int) -> tuple[list[float], lis
 
 
 def main() -> None:
-    """Measures."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--context", type=int, default=512)

@@ -27,7 +27,7 @@ from services.engine.link import CoreStep, SubmitSequence
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def start_once(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Starts a core in this process, answers one prompt and ends the core. Seconds, counts and the tokens."""
+    """Start a core in this process, answers one prompt and ends the core. Seconds, counts and the tokens."""
     config = EngineConfig(
         model=arguments.model,
         dtype=arguments.dtype,
@@ -110,7 +110,7 @@ def _start_in_a_process(arguments: Sequence[str], cache_dir: str) -> dict[str, A
 
 
 def main() -> None:
-    """Prints one line of JSON, or a table of two starts."""
+    """Print one line of JSON, or a table of two starts."""
     arguments = parse()
     write = sys.stdout.write
     if arguments.once:

@@ -18,7 +18,7 @@ _NAMES_A_CHANGE = 60_000
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a step tells of a sequence: a number of tokens, and whether it ended."""
+    """A step's report of a sequence: a number of tokens, and whether it ended."""
 
     key: int
     token_ids: list[int]
@@ -68,7 +68,7 @@ class SimulatedEngine:
         return self._machine.cost_s * self.slowness
 
     def finish(self) -> list[News]:
-        """The step is over; what it made."""
+        """Return the step is over; what it made."""
         self.busy = False
         made, self._made = self._made, None
         if made is None:
@@ -102,7 +102,7 @@ class SimulatedEngine:
         return load.prompt_tokens, load.cached_prompt_tokens
 
     def tell_kv(self) -> Callable[[], None] | None:
-        """What to do when the news of the cache has reached the router; None if there is none."""
+        """Return the action for when the cache's changes reach the router; None without changes."""
         news = list(self._machine.kv_event_delta.due())
         if not news:
             return None
@@ -125,7 +125,7 @@ class SimulatedEngine:
             self._number += count
 
     def close(self) -> None:
-        """It died, and the router knows."""
+        """Remove the dead engine from the router's fleet."""
         self.alive = False
         self._feed.close()
 

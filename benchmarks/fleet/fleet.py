@@ -52,7 +52,7 @@ class FleetPlan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request."""
+    """The result of a request."""
 
     arrived: float
     first_token: float | None = None

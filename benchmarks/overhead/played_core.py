@@ -32,7 +32,7 @@ from services.engine.link import (
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What the core says that it is, and how long its steps take. `tokens`: ids that it says in turn."""
+    """Model and step times of a played core. `tokens`: ids that it samples in turn."""
 
     step_ms: float
     max_running: int

@@ -29,7 +29,7 @@ class _Flight:
 
 @dataclass(slots=True)
 class PlayedRouter(engine_pb2_grpc.FleetServiceServicer):
-    """What an engine attaches to. An async context manager that listens on `target` and asks
+    """The router that an engine attaches to. An async context manager that listens on `target` and asks
     for `model`."""
 
     target: str
@@ -52,7 +52,7 @@ class PlayedRouter(engine_pb2_grpc.FleetServiceServicer):
             await self._server.stop(0)
 
     async def ask(self, token_ids: Sequence[int], tokens: int) -> Times:
-        """A sequence that generates so many tokens. Raises RuntimeError if it ends in another way."""
+        """Return a sequence that generates so many tokens. Raises RuntimeError if it ends in another way."""
         self._last += 1
         spec = common_pb2.SequenceSpec(
             request_id=f"direct-{self._last}",
@@ -94,7 +94,7 @@ class PlayedRouter(engine_pb2_grpc.FleetServiceServicer):
         request_iterator: AsyncIterator[engine_pb2.PublishKvRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[engine_pb2.PublishKvResponse]:
-        """See the proto. It places nothing, so it need not know what engines have cached."""
+        """Take and drop cache events: nothing is placed."""
         async for request in request_iterator:
             if request.HasField("hello"):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing is placed here")

@@ -28,7 +28,7 @@ class Times:
 
 
 def request_of(path: str, body: dict[str, Any]) -> bytes:
-    """The bytes of a POST on a connection that is kept."""
+    """Return the bytes of a POST on a connection that is kept."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
@@ -41,7 +41,7 @@ class TurnClock:
         self._began: float | None = None
 
     def now(self) -> float:
-        """The time of the turn's first reading."""
+        """Return the time of the turn's first reading."""
         if self._began is None:
             self._began = time.perf_counter()
             # Runs once everything was read that this turn found to read.

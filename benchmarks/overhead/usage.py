@@ -25,7 +25,7 @@ class CpuMeter:
         self._began = time.perf_counter()
 
     def stop(self) -> tuple[float, dict[str, float]]:
-        """Seconds that have passed, and seconds of CPU by name."""
+        """Return seconds that have passed, and seconds of CPU by name."""
         passed, now = time.perf_counter() - self._began, self._read()
         return passed, {name: now[name] - spent for name, spent in self._spent.items()}
 
@@ -64,7 +64,7 @@ Thread = tuple[str, str]
 
 
 def read_work(pids: Mapping[str, int]) -> dict[Thread, Work]:
-    """The work of each thread since its start."""
+    """Return the work of each thread since its start."""
     found: dict[Thread, Work] = {}
     for name, pid in pids.items():
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -76,12 +76,12 @@ def read_work(pids: Mapping[str, int]) -> dict[Thread, Work]:
 
 
 def work_since(before: Mapping[Thread, Work], after: Mapping[Thread, Work]) -> dict[Thread, Work]:
-    """What threads did between the two; those that ended meanwhile are left out."""
+    """Return the work of threads between the two; those that ended meanwhile are left out."""
     return {thread: work - before.get(thread, Work()) for thread, work in after.items()}
 
 
 def by_process(works: Mapping[Thread, Work]) -> dict[str, Work]:
-    """The sum of each process's threads."""
+    """Return the sum of each process's threads."""
     total: dict[str, Work] = {}
     for (name, _), work in works.items():
         total[name] = total.get(name, Work()) + work

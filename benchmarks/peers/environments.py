@@ -29,7 +29,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip installs, in this order, and the program (a pattern) that is then there.
+    """Packages for pip, in this order, and the program (a pattern) that they bring.
 
     `programs`: without which it cannot be made. `removed`: what it does better without. `imported`: what its
     first use completes. `tcmalloc`: whether it is started with it.
@@ -72,12 +72,12 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 
 
 def command_to_make(name: str, directory: Path) -> str:
-    """What to type for a missing environment."""
+    """Return the command that makes a missing environment."""
     return f"python -m benchmarks.peers.setup {name} --directory {directory}"
 
 
 def program(name: str, directory: Path) -> Path:
-    """The peer's program. Raises PeerError that names the command which makes it."""
+    """Return the peer's program. Raises PeerError that names the command which makes it."""
     found = sorted((directory / name).glob(ENVIRONMENTS[name].program))
     if not found:
         raise PeerError(f"{name} is not in {directory}: {command_to_make(name, directory)}")
@@ -85,7 +85,7 @@ def program(name: str, directory: Path) -> Path:
 
 
 def make(name: str, directory: Path, *, torch_index: str = "") -> None:
-    """Makes or completes an environment. Raises PeerError."""
+    """Make or complete an environment. Raises PeerError."""
     environment, target = ENVIRONMENTS[name], directory / name
     for needed in environment.programs:
         if shutil.which(needed) is None:
@@ -105,7 +105,7 @@ def make(name: str, directory: Path, *, torch_index: str = "") -> None:
 
 
 def tcmalloc(target: Path) -> Path | None:
-    """The allocator's library: an environment's own, else the system's."""
+    """Return the allocator's library: an environment's own, else the system's."""
     folders = [target / "debian" / folder.removeprefix("/") for folder in _LIBRARIES]
     for folder in [*folders, *map(Path, _LIBRARIES)]:
         found = sorted(folder.glob(f"{TCMALLOC}.[0-9]"))
@@ -115,7 +115,7 @@ def tcmalloc(target: Path) -> Path | None:
 
 
 def _unpack_tcmalloc(target: Path) -> None:
-    """Takes it out of Debian's package, without installing that. Without apt the peer does without."""
+    """Take it out of Debian's package, without installing that. Without apt the peer does without."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         return
     folder = target / "debian"

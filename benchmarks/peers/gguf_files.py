@@ -29,7 +29,7 @@ _WRITTEN = ("GGUF.", "general.architecture", "general.file_type", "general.quant
 
 
 def convert(source: Path, target: Path, kind: str) -> None:
-    """Writes `source`'s metadata, and its matrices in another type. Vectors stay float32, as is usual."""
+    """Write `source`'s metadata, and its matrices in another type. Vectors stay float32, as is usual."""
     matrix_type, file_type = TYPES[kind]
     reader = GGUFReader(source)
     architecture = reader.get_field("general.architecture")
@@ -60,7 +60,7 @@ def convert(source: Path, target: Path, kind: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.gguf_files", description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

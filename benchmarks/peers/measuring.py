@@ -40,7 +40,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What is asked. `words`: of the prompt whose first token is timed; `prompts` of them a repeat."""
+    """Lengths of the requests.
+
+    `words`: of the prompt whose first token is timed; `prompts` of them a repeat.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -65,7 +68,7 @@ class Sample:
     prompt_tokens: int
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -185,7 +188,7 @@ def _line(sample: Sample) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine's name, processor, cores, memory and load, and the commit of this working tree."""
+    """Return the machine's name, processor, cores, memory and load, and the commit of this working tree."""
     return {
         "host": platform.node(),
         "cpu": cpu_model(),
@@ -198,7 +201,8 @@ def machine() -> dict[str, Any]:
 
 
 def same_kind(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether figures of two machines may be compared: the processor and the number of cores are alike."""
+    """Return whether figures of two machines may be compared: the processor and the number of cores are
+    alike."""
     return all(first.get(key) == second.get(key) for key in ("cpu", "cores"))
 
 

@@ -25,7 +25,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Cell:
-        """Raises ValueError without values."""
+        """Raise ValueError without values."""
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, digits: int) -> str:
@@ -34,7 +34,7 @@ class Cell:
 
 
 def cell(samples: Sequence[Sample], subject: str, streams: int) -> Cell | None:
-    """What a subject reached at so many streams."""
+    """Return a subject's result at so many streams."""
     values = [one.value for one in samples if one.subject == subject and one.streams == streams]
     return Cell.of(values) if values else None
 
@@ -56,7 +56,7 @@ def ratio(samples: Sequence[Sample], own: str, peer: str, streams: int) -> Cell 
 
 
 def best(samples: Sequence[Sample], peers: Sequence[str], streams: int) -> str | None:
-    """The peer with the highest throughput, or with FIRST_TOKEN the shortest time."""
+    """Return the peer with the highest throughput, or with FIRST_TOKEN the shortest time."""
     found = {peer: value.median for peer in peers if (value := cell(samples, peer, streams)) is not None}
     if not found:
         return None
@@ -66,7 +66,7 @@ def best(samples: Sequence[Sample], peers: Sequence[str], streams: int) -> str |
 def figures(
     samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int], starts: Mapping[str, float]
 ) -> list[str]:
-    """A row for each subject: tokens per second, first token, start."""
+    """Return a row for each subject: tokens per second, first token, start."""
     head = [f"{count} stream{'s' if count > 1 else ''}, tokens/s" for count in streams]
     rows = [["server", *head, "first token, ms", "start, s"]]
     for name in names:
@@ -83,7 +83,8 @@ def ratios(
     precisions: Mapping[str, str],
     streams: Sequence[int],
 ) -> list[str]:
-    """Rows of each own subject over each peer, over the best of its precision and over the best of all.
+    """Return rows of each own subject over each peer, over the best of its precision and over the best of
+    all.
 
     `peers`: precision by name; `precisions`: that of own subjects. Below 1 is better for the first token.
     """
@@ -105,7 +106,7 @@ def ratios(
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; the first row is its head."""
+    """Return lines of a table; the first row is its head."""
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return [f"| {' | '.join(row)} |" for row in lines]
@@ -126,7 +127,7 @@ _GROUP = 0.85
 
 
 def check_plot(file: Path) -> None:
-    """What could not be drawn is to be known before hours are measured. Raises PeerError."""
+    """Check that the plot can be drawn, before hours are measured. Raises PeerError."""
     try:
         check_picture(file, "--plot")
     except StartRefused as error:
@@ -134,7 +135,7 @@ def check_plot(file: Path) -> None:
 
 
 def save_plot(file: Path, samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int]) -> None:
-    """Writes the picture, whatever the file is called, as PNG. Raises PeerError if that is not possible."""
+    """Write the picture, whatever the file is called, as PNG. Raises PeerError if that is not possible."""
     try:
         write_file(file, png_of(bars(samples, names, streams), dpi=_DPI), "--plot")
     except StartRefused as error:
@@ -142,7 +143,8 @@ def save_plot(file: Path, samples: Sequence[Sample], names: Sequence[str], strea
 
 
 def bars(samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int]) -> Figure:
-    """Medians of tokens a second by streams, and of the time to the first token; lines are least to most."""
+    """Return medians of tokens a second by streams, and of the time to the first token; lines are least to
+    most."""
     # An extra of its own, which a comparison without a picture does not need.
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -51,7 +51,7 @@ class Server:
         return self._process.pid
 
     def start(self, timeout_s: float) -> float:
-        """Starts it; returns the seconds until it had answered a request. Raises PeerError."""
+        """Start it; returns the seconds until it had answered a request. Raises PeerError."""
         if self._answers():
             raise PeerError(f"{self.url} is somebody else's already: {self.subject.name} cannot have it")
         environment = {**clean_environment(), **self.subject.environment}
@@ -75,12 +75,12 @@ class Server:
         return time.monotonic() - started
 
     def ended(self) -> str | None:
-        """How it ended by itself, and its last words; None while it runs."""
+        """Return the exit code and the last output; None while the server runs."""
         code = None if self._process is None else self._process.poll()
         return None if code is None else f"{self.subject.name} ended with code {code}: {self._tail()}"
 
     def stop(self) -> None:
-        """Ends it and all that it started. Idempotent."""
+        """End it and all that it started. Idempotent."""
         if self._process is None:
             return
         self.wake()
@@ -99,12 +99,12 @@ class Server:
         self._process = None
 
     def rest(self) -> None:
-        """Stops it where it is, if it bears that, so that it takes nothing from the others."""
+        """Stop it where it is, if it bears that, so that it takes nothing from the others."""
         if self.subject.sleeps:
             self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Lets it go on."""
+        """Let the server go on."""
         if self.subject.sleeps:
             self._signal(signal.SIGCONT)
 
@@ -170,7 +170,7 @@ class Opened:
 def open_servers(
     names: Sequence[str], source: str, peers: Path, threads: int, timeout_s: float, tell: Tell
 ) -> Iterator[Opened]:
-    """Starts the subjects; the one that was never started with this command before is started twice.
+    """Start the subjects; the one that was never started with this command before is started twice.
 
     A first start compiles and caches, a second one is what a restart costs. Raises PeerError, ModelError.
     """
@@ -223,7 +223,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def make_model(source: str, tell: Tell) -> Model:
-    """What all servers are started with. Raises ModelError."""
+    """Return the model that all servers are started with. Raises ModelError."""
     found = resolve_source(source)
     directory = prepare_model(source, progress=tell)
     return Model(
@@ -242,7 +242,7 @@ def _make_file(one: Subject, tell: Tell) -> None:
 
 
 def _digest(one: Subject, place: Place) -> str:
-    """Tells starts with different options apart; a port is no option."""
+    """Tell starts with different options apart; a port is no option."""
     port = str(place.port)
     words = ["" if word == port else word for word in one.command]
     text = json.dumps([words, sorted(one.environment.items()), sys.version])
@@ -250,7 +250,7 @@ def _digest(one: Subject, place: Place) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each another one."""
+    """Return distinct free ports."""
     with ExitStack() as held:
         listeners = [held.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:

@@ -14,7 +14,7 @@ from benchmarks.peers.environments import DEFAULT_DIRECTORY, ENVIRONMENTS, PeerE
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.setup", description=__doc__)
     parser.add_argument("name", choices=sorted(ENVIRONMENTS))
     parser.add_argument(

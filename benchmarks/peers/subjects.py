@@ -30,7 +30,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a subject runs. `cpus`: those that it computes on; `cache`: for converted files."""
+    """Place of a subject. `cpus`: those that it computes on; `cache`: for converted files."""
 
     peers: Path
     cache: Path
@@ -61,7 +61,7 @@ _FOREIGN = ("CATENARY_", "VLLM_", "GRPC_", "OMP_", "KMP_", "GOMP_", "LD_PRELOAD"
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings that would change what is measured; the model cache stays."""
+    """Return the environment without settings that would change what is measured; the model cache stays."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -157,5 +157,5 @@ OWN = "catenary"
 
 
 def subject(name: str, model: Model, place: Place) -> Subject:
-    """A subject by its name. Raises PeerError for a peer that is not there."""
+    """Return a subject by its name. Raises PeerError for a peer that is not there."""
     return SUBJECTS[name](name, model, place)

@@ -26,7 +26,7 @@ Client = Callable[["Counts", str, str, random.Random], Awaitable[None]]
 
 
 class Counts:
-    """What came of the requests, by the kind of client; `unexpected` has the faults, each shown once."""
+    """Results of the requests, by the kind of client; `unexpected` has the faults, each shown once."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Counter[str]] = {}
@@ -62,7 +62,7 @@ _SHARED = text(random.Random(1), 120)
 
 
 def _request(model: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A request as people send them, of a random kind."""
+    """Return a request as people send them, of a random kind."""
     prompt = text(rng, rng.choice((8, 30, 90, 250)))
     if rng.random() < 0.4:
         prompt = f"{_SHARED} {prompt}"
@@ -108,7 +108,7 @@ async def normal(counts: Counts, address: str, model: str, rng: random.Random) -
 
 
 async def cancelling(counts: Counts, address: str, model: str, rng: random.Random) -> None:
-    """Hangs up: before the request is whole, at once after it, or some chunks into a long answer."""
+    """Hang up: before the request is whole, at once after it, or some chunks into a long answer."""
     path = rng.choice((CHAT, COMPLETIONS, RESPONSES))
     body: dict[str, Any] = {"model": model, "stream": rng.random() < 0.7}
     prompt = text(rng, 60)
@@ -143,7 +143,7 @@ async def cancelling(counts: Counts, address: str, model: str, rng: random.Rando
 
 
 async def slow(counts: Counts, address: str, model: str, rng: random.Random) -> None:
-    """Sends a head or a body byte by byte, or reads an answer much later than it is there."""
+    """Send a head or a body byte by byte, or read an answer much later than it is there."""
     body = {"model": model, "prompt": text(rng, 20), "max_tokens": 200, "stream": True, "ignore_eos": True}
     data = request_bytes("POST", COMPLETIONS, body)
     connection = await Connection.to(address, limit=1024)
@@ -189,7 +189,7 @@ class Neighbour:
         self._longest = 0.0
 
     def longest_since(self) -> float:
-        """The longest gap since this was asked last."""
+        """Return the longest gap since this was asked last."""
         longest, self._longest = self._longest, 0.0
         return longest
 
@@ -225,7 +225,7 @@ class Neighbour:
 
 
 def _events(chunk: bytes) -> list[dict[str, Any]]:
-    """The objects of a chunk's server-sent events; [DONE] is none."""
+    """Return the objects of a chunk's server-sent events; [DONE] is none."""
     return [json.loads(event[6:]) for event in chunk.decode().split("\n\n") if event.startswith("data: {")]
 
 

@@ -28,7 +28,7 @@ class Limit(NamedTuple):
     bytes: int
 
     def allows(self, before: float, after: float) -> bool:
-        """Whether the growth from `before` to `after` bytes is within the limit."""
+        """Return whether the growth from `before` to `after` bytes is within the limit."""
         return after - before <= max(self.share * before, self.bytes)
 
 
@@ -71,7 +71,7 @@ class Sample:
     progress: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -86,7 +86,7 @@ class Growth:
 
 
 def growth(settled: Sequence[Sample], last: Sequence[Sample]) -> list[Growth]:
-    """How each process grew from the samples of a settled server to the last ones, each with a rest.
+    """Return how each process grew from the samples of a settled server to the last ones, each with a rest.
 
     Compared are the medians under load, and what is left at rest. Of several processes with one name the
     largest is compared with the largest, and so on, since workers are replaced.
@@ -102,7 +102,7 @@ def growth(settled: Sequence[Sample], last: Sequence[Sample]) -> list[Growth]:
 
 
 def _sizes(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """The median size of each process of each name, largest first."""
+    """Return the median size of each process of each name, largest first."""
     series: dict[str, list[list[float]]] = {}
     for sample in samples:
         for name, processes in sample.processes.items():
@@ -115,7 +115,7 @@ def _sizes(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 
 def faults(settled: Sequence[Sample], last: Sequence[Sample], limit: Limit = GROWTH) -> list[str]:
-    """What is wrong, one line each; nothing for a server that keeps what it has.
+    """Return the faults, one line each; none for a server that does not grow.
 
     `settled`: samples under load and at rest of when the caches were full; `last`: those of the end.
     """
@@ -188,8 +188,8 @@ class Meter:
         return found
 
     async def books(self) -> tuple[Books, dict[str, float]]:
-        """What is in use, by the gateway's gauges and the router's account of the fleet; and how far the
-        engines are: steps, tokens, cached tokens, beside the machine's load."""
+        """Return what is in use, by the gateway's gauges and the router's account of the fleet; and how far
+        the engines are: steps, tokens, cached tokens, beside the machine's load."""
         books = await self._gauges()
         fleet = await self._router.fleet()
         books["router: live sequences"] = fleet.live_sequences
@@ -218,7 +218,7 @@ class Meter:
 
 
 def _own_memory(pid: int) -> int:
-    """Bytes of anonymous and shared memory, resident or in swap."""
+    """Return bytes of anonymous and shared memory, resident or in swap."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -256,7 +256,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _name(process: psutil.Process) -> str:
-    """The service's name, empty for a process that is started in another way."""
+    """Return the service's name, empty for a process that is started in another way."""
     with suppress(psutil.NoSuchProcess):
         found = _MODULE.search(" ".join(process.cmdline()))
         return found[1] if found else ""

@@ -76,8 +76,8 @@ def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str, fallback: Fall
 
 
 def _from_environment(cls: type[ServiceConfig]) -> dict[str, Given]:
-    """An empty variable is one that was not set, but for keys and what stands for them: an empty one must
-    not open the door."""
+    """Leave empty variables out: they were not set, except for keys and what stands for them: an empty one
+    must not open the door."""
     names = {name: env_name(cls, name) for name in cls.model_fields}
     return {
         name: Given(os.environ[env], env)

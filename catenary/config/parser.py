@@ -40,7 +40,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def placeholder(field: FieldInfo) -> str:
-    """What stands for the value in --help: INT, FILE, a|b."""
+    """Return the value's placeholder in --help: INT, FILE, a|b."""
     kind = next(iter(_kinds(field.annotation)), str)
     if get_origin(kind) is Literal:
         text = "|".join(str(value) for value in get_args(kind))
@@ -54,7 +54,7 @@ def placeholder(field: FieldInfo) -> str:
 
 
 def default_text(name: str, field: FieldInfo) -> str:
-    """The default as one would write it on the command line."""
+    """Return the default as one would write it on the command line."""
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is PydanticUndefined:
         return "required"
@@ -148,7 +148,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(cls: type[ServiceConfig], *, prog: str) -> argparse.ArgumentParser:
-    """A parser whose namespace holds only what was given, as text."""
+    """Return a parser whose namespace holds only what was given, as text."""
     parser = _Parser(
         prog=prog,
         description=(cls.__doc__ or "").strip().split("\n")[0],
@@ -208,7 +208,7 @@ def _unknown(cls: type[ServiceConfig], word: str) -> str:
 
 
 def parse_flags(cls: type[ServiceConfig], argv: Sequence[str] | None, *, prog: str) -> dict[str, str]:
-    """What the command line gave, by field name; lists joined by commas. `config` is among the keys if given.
+    """Return the given values by field name, lists joined by commas. `config` is among the keys if given.
 
     Raises:
         ConfigError: an unknown flag, or one without its value.

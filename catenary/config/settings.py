@@ -30,7 +30,7 @@ class ConfigError(StartRefused):
 
 
 def settings(prefix: str) -> SettingsConfigDict:
-    """The `model_config` of a service's configuration; `prefix` is that of its environment variables."""
+    """Return the `model_config` of a service's options; `prefix` is that of its environment variables."""
     return SettingsConfigDict(
         env_prefix=prefix,
         # Compose writes VAR=${VAR:-}: an empty variable is one that was not set.
@@ -70,12 +70,12 @@ class ServiceConfig(BaseSettings):
 
     @classmethod
     def elsewhere_for(cls, flag: str) -> str:
-        """How to set this option, which `cls` does not have, if it is one of theirs; else an empty text."""
+        """Return how to set an option of another program, which `cls` does not have; empty if none has it."""
         return ""
 
     @classmethod
     def elsewhere_flags(cls) -> Iterable[str]:
-        """The options for which `elsewhere_for` has an answer."""
+        """Return the options for which `elsewhere_for` has an answer."""
         return ()
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -86,7 +86,7 @@ class ServiceConfig(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """From the text of flags, variables and YAML: lists by comma, absence by an empty text.
+        """Read the text of flags, variables and YAML: lists by comma, absence by an empty text.
 
         A list of keys has no empty entry: `--api-key "$KEY"` without a KEY must not open the server, nor must
         `--api-key-file "$FILE"` without a FILE. Nor is an empty text absence where a least length is
@@ -151,37 +151,38 @@ def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def is_optional(field: FieldInfo) -> bool:
-    """Whether None is a value of the field."""
+    """Return whether None is a value of the field."""
     return type(None) in _alternatives(field)
 
 
 def is_boolean(field: FieldInfo) -> bool:
-    """Whether the field is a switch."""
+    """Return whether the field is a switch."""
     return bool in _alternatives(field)
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether the field holds several values."""
+    """Return whether the field holds several values."""
     return any((get_origin(kind) or kind) in _LISTS for kind in _alternatives(field))
 
 
 def has_least_length(field: FieldInfo) -> bool:
-    """Whether the field was declared with a `min_length`."""
+    """Return whether the field was declared with a `min_length`."""
     return any(getattr(part, "min_length", 0) for part in field.metadata)
 
 
 def holds_keys(field_name: str, field: FieldInfo) -> bool:
-    """Whether the field is a list of secrets, as API keys are: no entry of it may be empty."""
+    """Return whether the field is a list of secrets, as API keys are: no entry of it may be empty."""
     return is_list(field) and is_secret(field_name, field)
 
 
 def is_guard(field_name: str) -> bool:
-    """Whether the field names a file without which more people may come in: no empty text is its absence."""
+    """Return whether the field names a file without which more people may come in: no empty text is its
+    absence."""
     return field_name.endswith(_GUARDS)
 
 
 def is_secret(field_name: str, field: FieldInfo) -> bool:
-    """Whether the field's value must not be shown: it is a secret itself, not the file that holds it."""
+    """Return whether the field's value must not be shown: it is a secret itself, not a file of one."""
     if field_name.endswith(("_file", "_dir")) or "Path" in str(field.annotation):
         return False
     return "Secret" in str(field.annotation) or any(

@@ -79,7 +79,7 @@ def expected_one_of(word: str, choices: Iterable[str]) -> str:
 
 
 def _one(field: FieldInfo, *, finite: bool = False) -> str:
-    """What one value may be: `a whole number from 0 to 65535`."""
+    """Return the values that may be given: `a whole number from 0 to 65535`."""
     kind, rules = _scalar(field)
     if choices := _choices(kind):
         return _either(choices)
@@ -98,7 +98,7 @@ def _one(field: FieldInfo, *, finite: bool = False) -> str:
 
 
 def _entries(field: FieldInfo) -> str:
-    """What a list may be: `a list of 1 to 16 entries, divided by commas`."""
+    """Return the lists that may be given: `a list of 1 to 16 entries, divided by commas`."""
     exactly = [arg for arg in get_args(field.annotation) if arg is not Ellipsis]
     if len(exactly) > 1 and Ellipsis not in get_args(field.annotation):
         return f"{len(exactly)} entries, divided by commas"
@@ -171,7 +171,7 @@ def _number(bound: float) -> str:
 
 
 def _count(least: int | None, most: int | None, noun: str) -> str:
-    """How many there may be: ` of 1 to 16 entries`."""
+    """Return the number that may be given: ` of 1 to 16 entries`."""
     nouns = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     if least and most is not None:
         return f" of {least} to {most} {nouns}"

@@ -13,7 +13,7 @@ from catenary.config import ConfigError, ServiceConfig, settings
 
 
 def named_values(option: str, entries: Sequence[str]) -> dict[str, str]:
-    """Values by name; of two with one name the last. Raises StartRefused, one line."""
+    """Return values by name; of two with one name the last. Raises StartRefused, one line."""
     found: dict[str, str] = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
@@ -221,12 +221,12 @@ class BenchServeConfig(PromptsConfig):
 
     @classmethod
     def elsewhere_for(cls, flag: str) -> str:
-        """What an option of `vllm bench serve` is called here."""
+        """Return our name of an option of `vllm bench serve`."""
         return f"in its place: {NAMES[flag]}" if flag in NAMES else ""
 
     @classmethod
     def elsewhere_flags(cls) -> Iterable[str]:
-        """Options of `vllm bench serve`."""
+        """Return options of `vllm bench serve`."""
         return NAMES
 
     @field_validator("base_url")

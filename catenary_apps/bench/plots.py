@@ -128,7 +128,7 @@ def _samples(result: LoadResult, name: str) -> list[float]:
 
 
 def _shown(value: float | None) -> float:
-    """A number for a plot: a gap where there is none."""
+    """Return a number for a plot: a gap where there is none."""
     return float("nan") if value is None else value
 
 

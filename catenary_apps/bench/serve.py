@@ -69,7 +69,7 @@ class LoadBar:
         self._bars.stop()
 
     def tell(self, progress: Progress) -> None:
-        """How far it is."""
+        """Show the progress."""
         note = f"{progress.running} running" + (f", {progress.failed} failed" if progress.failed else "")
         begun = "warm-up" if progress.warming_up else self._label
         self._bars.update(
@@ -138,7 +138,7 @@ def _serve(config: BenchServeConfig) -> int:
 
 
 def _conversations(config: BenchServeConfig, prompts: PromptMaker, number: int) -> list[Conversation]:
-    """Those of a run, and a line for who asked for more than a file has."""
+    """Return the conversations of a run, and a line if more were asked for than a file has."""
     wanted = config.num_prompts + config.warmup
     conversations = prompts.make(wanted, config.seed + number)
     if number == 0 and len(conversations) < wanted:
@@ -179,7 +179,7 @@ def _label(sweep: Sweep | None, value: float | None) -> str:
 
 
 def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
-    """What could not be written is to be known before the run. Raises StartRefused."""
+    """Check before the run that its files can be written. Raises StartRefused."""
     if config.save_requests and save is None:
         raise ConfigError("--save-requests needs --save")
     if save is not None:

@@ -60,7 +60,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: 
 
 
 def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
-    """What one must know of the numbers, one line each."""
+    """Return remarks that the numbers need, one line each."""
     lines = []
     if result.interrupted:
         running = f"{result.unfinished} requests that were running are in no number"
@@ -93,7 +93,7 @@ def _failures(result: LoadResult) -> str:
 
 
 def number(value: float | None) -> str:
-    """A rate or a time, with as many digits as say something."""
+    """Return a rate or a time, with as many digits as say something."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}"

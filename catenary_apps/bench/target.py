@@ -30,7 +30,7 @@ _MAX_POINTS = 64
 
 
 class Swept(Enum):
-    """What a sweep changes from run to run."""
+    """The settings that a sweep changes from run to run."""
 
     RATE = "rate"
     CONCURRENCY = "concurrency"
@@ -56,7 +56,7 @@ class Point:
 def make_plan(
     config: BenchServeConfig, target: Target, conversations: Sequence[Conversation], seed: int
 ) -> LoadPlan:
-    """Raises StartRefused, one line."""
+    """Raise StartRefused, one line."""
     try:
         return LoadPlan(
             target=target,
@@ -77,7 +77,7 @@ def make_plan(
 
 
 def at_point(plan: LoadPlan, sweep: Sweep, value: float) -> LoadPlan:
-    """The plan of one run of a sweep, whose requests have ids of their own."""
+    """Return the plan of one run of a sweep, whose requests have ids of their own."""
     prefix = plan.target.request_id_prefix
     if prefix is not None:
         plan = replace(plan, target=replace(plan.target, request_id_prefix=f"{prefix}{value:g}-"))
@@ -87,7 +87,7 @@ def at_point(plan: LoadPlan, sweep: Sweep, value: float) -> LoadPlan:
 
 
 def make_target(config: BenchServeConfig) -> Target:
-    """Raises StartRefused, one line."""
+    """Raise StartRefused, one line."""
     extra: dict[str, Any] = {}
     if config.temperature is not None:
         extra["temperature"] = config.temperature
@@ -110,7 +110,7 @@ def make_target(config: BenchServeConfig) -> Target:
 
 
 def parse_sweep(config: BenchServeConfig) -> Sweep | None:
-    """Raises StartRefused, one line."""
+    """Raise StartRefused, one line."""
     if config.sweep is None:
         return None
     name, _, text = config.sweep.partition("=")

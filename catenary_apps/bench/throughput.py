@@ -86,7 +86,7 @@ def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> i
 
 
 def _engine_options(flags: Sequence[str], model: str) -> dict[str, Any]:
-    """What stands after --, by the names of `catenary.LLM`. A wrong option ends the process. Raises
+    """Return the options after --, by the names of `catenary.LLM`. A wrong option ends the process. Raises
     ConfigError."""
     from services.engine.config import EngineConfig
 
@@ -100,7 +100,7 @@ def _engine_options(flags: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def _measure(llm: LLM, config: BenchThroughputConfig, conversations: Sequence[Conversation]) -> BatchResult:
-    """The batch, or what Ctrl-C left of it. Raises KeyboardInterrupt if that is nothing."""
+    """Return the batch, or what Ctrl-C left of it. Raises KeyboardInterrupt if that is nothing."""
     outputs: list[RequestOutput] = []
     begin, unfinished = perf_counter(), None
     try:
@@ -118,7 +118,7 @@ def _generate(
     conversations: Sequence[Conversation],
     outputs: list[RequestOutput],
 ) -> None:
-    """Adds each output as it ends, so that a Ctrl-C leaves some."""
+    """Add each output as it ends, so that a Ctrl-C leaves some."""
     turns = [conversation.turns[0] for conversation in conversations]
     prompts = [turn.prompt if isinstance(turn.prompt, str) else list(turn.prompt) for turn in turns]
     sampling = [_sampling(config, turn.output_tokens) for turn in turns]

@@ -66,7 +66,10 @@ class Comparison:
 
 
 def compare(config: BucketsConfig, say: Callable[[str], None] = lambda _: None) -> Comparison:
-    """Does all the work, and says what it is at. Raises ValueError, one line, for what cannot be done."""
+    """Build, learn and judge all plans, and tell the progress.
+
+    Raises ValueError, one line, for what cannot be done.
+    """
     shape, directory = find_shape(config.model)
     sizes = sizes_of(shape)
     limits = limits_of(
@@ -120,8 +123,10 @@ def compare(config: BucketsConfig, say: Callable[[str], None] = lambda _: None) 
 
 
 def limits_of(config: BucketsConfig, sizes: ModelSizes, card_kv: Callable[[int], int]) -> BucketLimits:
-    """The limits of the engine that the options describe. `card_kv`: from the longest sequence's tokens to
-    the bytes that a card leaves for KV."""
+    """Return the limits of the engine that the options describe.
+
+    `card_kv`: from the longest sequence's tokens to the bytes that a card leaves for KV.
+    """
     length = config.max_model_len or sizes.max_position or _DEFAULT_CONTEXT
     if sizes.max_position is not None and length > sizes.max_position:
         raise ValueError(f"max-model-len {length} exceeds the model's context of {sizes.max_position} tokens")
@@ -152,7 +157,7 @@ def limits_of(config: BucketsConfig, sizes: ModelSizes, card_kv: Callable[[int],
 def _lengths(
     config: BucketsConfig,
 ) -> tuple[Sequence[SequenceLengths], Sequence[SequenceLengths], Sequence[StepTiming], str]:
-    """Lengths to learn from, lengths to judge by, measured step times, and where all that is from."""
+    """Return lengths to learn from, lengths to judge by, measured step times, and where all that is from."""
     if config.lengths is None:
         seed = 1 if config.synthetic is None else config.synthetic
         pair = chat_lengths(seed, config.sequences), chat_lengths(seed + 1, config.sequences)

@@ -125,7 +125,7 @@ class BucketsConfig(ServiceConfig):
     )
 
     def axes(self) -> BucketAxes:
-        """The settings of the axes. Raises ValueError, one line that names the option."""
+        """Return the settings of the axes. Raises ValueError, one line that names the option."""
         return BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
 
     @field_validator("strategies")

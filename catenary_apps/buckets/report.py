@@ -17,7 +17,7 @@ _SHOWN_OMITTED = 5
 
 
 def as_json(comparison: Comparison) -> str:
-    """One JSON object; times in seconds, padding as shares, memory in bytes."""
+    """Return one JSON object; times in seconds, padding as shares, memory in bytes."""
     limits = comparison.limits
     document: dict[str, Any] = {
         "model": comparison.sizes.name,
@@ -50,7 +50,7 @@ def _entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def as_table(comparison: Comparison) -> str:
-    """Lines for people."""
+    """Return lines for people."""
     limits = comparison.limits
     lines = [
         f"{comparison.sizes.name}: up to {limits.max_model_len} tokens, {limits.max_num_seqs} sequences, "

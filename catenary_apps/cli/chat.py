@@ -31,7 +31,7 @@ COMMAND = re.compile(r"/[A-Za-z?]+")
 
 
 class ChatConfig(ServiceConfig):
-    """Where to talk to, and how."""
+    """Talk to a server from the terminal."""
 
     model_config = settings(prefix="CATENARY_CHAT_")
 
@@ -92,7 +92,7 @@ def run_chat(argv: Sequence[str]) -> int:
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether the URL's host is this machine: its loopback, or 0.0.0.0, which servers listen on."""
+    """Return whether the URL's host is this machine: its loopback, or 0.0.0.0, which servers listen on."""
     host = urlsplit(url).hostname or ""
     try:
         address = ip_address(host)

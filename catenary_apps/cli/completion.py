@@ -82,7 +82,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _foreign() -> Iterator[tuple[str, Sequence[str]]]:
-    """Commands that take the options of other programs, and those options."""
+    """Yield commands that take the options of other programs, and those options."""
     from catenary_apps.migration import SCRIPT, SERVE_OPTIONS
 
     serve = [name for option in SERVE_OPTIONS for name in option.names]

@@ -71,7 +71,7 @@ def run_drain(argv: Sequence[str]) -> int:
 
 
 async def _drain(config: DrainConfig, say: Callable[[str], None]) -> bool:
-    """Whether all engines that were told have left in time. Raises RpcError and StartRefused."""
+    """Return whether all engines that were told have left in time. Raises RpcError and StartRefused."""
     from catenary.client import AsyncClient
     from catenary_apps.cli.routers import find_router
 

@@ -29,8 +29,8 @@ class FleetConfig(RoutersOptions):
 
 
 def fleet_document(views: Iterable[RouterView]) -> dict[str, Any]:
-    """One object: `routers` (with `error`, null of one that answered), `engines` and `lanes`, each of these
-    with the address of the `router` that says so. All keys are always there; what a router that is away
+    """Return one object: `routers` (with `error`, null of one that answered), `engines` and `lanes`, each of
+    these with the address of the `router` that says so. All keys are always there; what a router that is away
     would say is null."""
     # Here and below, not above: a wrong option is to be refused without waiting for gRPC to load.
     from catenary.v1 import router_pb2
@@ -46,7 +46,7 @@ def fleet_document(views: Iterable[RouterView]) -> dict[str, Any]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message with all its fields, as JSON has them; numbers stay numbers, enums are words."""
+    """Return a message with all its fields, as JSON has them; numbers stay numbers, enums are words."""
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 

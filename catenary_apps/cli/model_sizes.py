@@ -33,7 +33,8 @@ class ModelSizes:
 
 
 def find_shape(model: str) -> tuple[ModelShape, Path | None]:
-    """The sizes in a model's config, by alias, directory, file or hub id, and its directory if it has one.
+    """Return the sizes in a model's config, by alias, directory, file or hub id, and its directory if it has
+    one.
 
     Raises ConfigError if the option names nothing, StartRefused if its config is not found or says nonsense.
     """
@@ -55,7 +56,7 @@ def find_shape(model: str) -> tuple[ModelShape, Path | None]:
 
 
 def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
-    """The config with what older checkpoints say of packed weights in a file of its own."""
+    """Return the config with what older checkpoints say of packed weights in a file of its own."""
     from services.engine.model import ModelError, read_json
 
     for name in _PACKING_FILES:
@@ -71,12 +72,12 @@ def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, An
 
 
 def read_sizes(model: str) -> ModelSizes:
-    """Sizes of a model by its alias, directory, file or hub id. Raises as `find_shape`."""
+    """Return sizes of a model by its alias, directory, file or hub id. Raises as `find_shape`."""
     return sizes_of(find_shape(model)[0])
 
 
 def sizes_of(shape: ModelShape) -> ModelSizes:
-    """The sizes that follow from a shape."""
+    """Return the sizes that follow from a shape."""
     width = 4 if shape.float32 else 2
     return ModelSizes(
         name=shape.name,

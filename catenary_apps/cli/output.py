@@ -30,12 +30,12 @@ def refused(program: str, error: StartRefused | ValueError) -> int:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it is not one."""
+    """Return a number and its noun, in the plural where it is not one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def file_in(path: Path, name: str, started: datetime) -> Path:
-    """The file that is meant by `path`: in a directory one of this name and the time of the start."""
+    """Return the file that is meant by `path`: in a directory one of this name and the time of the start."""
     return path / f"{name}-{started:%Y%m%d-%H%M%S}.json" if path.is_dir() else path
 
 
@@ -52,7 +52,7 @@ def check_file(path: Path, option: str) -> None:
 
 
 def write_file(path: Path, data: bytes, option: str) -> None:
-    """Writes the file that an option names. Raises StartRefused, one line, if that is not possible."""
+    """Write the file that an option names. Raises StartRefused, one line, if that is not possible."""
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -82,7 +82,10 @@ def _target(address: str, config: RouterAccess) -> RouterTarget:
 
 
 def _router_here() -> str:
-    """One router of the `catenary up` here. An engine that one of several tells to drain drains for all."""
+    """Return one router of the `catenary up` here.
+
+    An engine that one of several tells to drain drains for all.
+    """
     return _routers_here()[0]
 
 
@@ -98,7 +101,7 @@ def _routers_here() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """What one router answered, or why it did not. `at`: when, in seconds of time.monotonic."""
+    """A router's answer, or the reason for none. `at`: its moment, in seconds of time.monotonic."""
 
     address: str
     fleet: router_pb2.GetFleetResponse | None
@@ -187,7 +190,8 @@ _UNSPECIFIED = {"EngineRole": "both", "BreakerState": "closed", "PriorityClass":
 
 
 def enum_word(enum: EnumDescriptor, number: int) -> str:
-    """A value of an enum in lower case and without the enum's prefix; `unknown` for a later revision's."""
+    """Return a value of an enum in lower case and without the enum's prefix; `unknown` for a later
+    revision's."""
     if number == 0 and enum.name in _UNSPECIFIED:
         return _UNSPECIFIED[enum.name]
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")

@@ -109,7 +109,7 @@ class RuntimeDirectory:
 
 
 def check_temporary_directory() -> None:
-    """See that sockets can be made in the temporary directory, by this process and those that it starts.
+    """Check that sockets can be made in the temporary directory, by this process and those that it starts.
 
     Raises StartRefused.
     """

@@ -30,7 +30,7 @@ def check_cards(survey: Survey) -> Result:
 
 
 def check_driver(survey: Survey) -> Result:
-    """The kernel module, with those of the network beside it."""
+    """Return the kernel module, with those of the network beside it."""
     name, host = "driver", survey.host
     if not survey.cards:
         return not_applicable(name, "no card to drive")
@@ -59,7 +59,7 @@ def check_driver(survey: Survey) -> Result:
 
 
 def check_status(survey: Survey) -> Result:
-    """What the driver says about each card."""
+    """Check the driver's state of each card."""
     name = "card status"
     told = [(card.accel, card.status) for card in survey.cards if card.accel and card.status]
     if not told:
@@ -112,7 +112,7 @@ def check_smi(survey: Survey) -> Result:
 
 
 def check_owners(survey: Survey) -> Result:
-    """A process takes a whole card: another on the same one ends with "Device acquire failed"."""
+    """Check that a card is free: another process on the same one ends with "Device acquire failed"."""
     name, smi = "card owners", survey.smi
     if smi is None or not smi.cards:
         return not_applicable(name, "hl-smi shows no card")
@@ -160,7 +160,7 @@ def check_modules(survey: Survey) -> Result:
 
 
 def check_numa(survey: Survey) -> Result:
-    """The NUMA node of each card, whose cores its engine is to run on."""
+    """Return the NUMA node of each card, whose cores its engine is to run on."""
     name = "NUMA nodes of cards"
     if not survey.cards:
         return not_applicable(name, "no card")
@@ -200,7 +200,7 @@ _LIBFABRIC = (
 
 
 def check_ports(survey: Survey) -> Result:
-    """The NIC ports of each card: the internal ones join the cards of a server."""
+    """Return the NIC ports of each card: the internal ones join the cards of a server."""
     name = "NIC ports"
     if len(survey.cards) < 2:
         return not_applicable(name, "links join two cards or more")
@@ -233,7 +233,7 @@ def check_ports(survey: Survey) -> Result:
 
 
 def _ports_of_driver(survey: Survey, name: str) -> Result:
-    """The RDMA devices of the driver, where hl-smi gives no answer."""
+    """Return the RDMA devices of the driver, where hl-smi gives no answer."""
     states = {
         file: survey.host.text(file) or ""
         for file in survey.host.names("/sys/class/infiniband/hbl_*/ports/*/state")
@@ -251,7 +251,7 @@ def _ports_of_driver(survey: Survey, name: str) -> Result:
 
 
 def check_libfabric(survey: Survey) -> Result:
-    """The library by which HCCL reaches other servers over the host's NICs."""
+    """Return the library by which HCCL reaches other servers over the host's NICs."""
     name, host = "libfabric", survey.host
     if not survey.cards:
         return not_applicable(name, "no card")

@@ -41,12 +41,12 @@ class BandwidthOptions:
 
 
 def has_bridge() -> bool:
-    """Whether the vendor's torch bridge is installed, without importing it."""
+    """Return whether the vendor's torch bridge is installed, without importing it."""
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
 def check_bandwidth(survey: Survey, options: BandwidthOptions, *, bridge: bool) -> Result:
-    """Runs a rank on each card. What keeps it from running is said, not tried."""
+    """Run a rank on each card. What keeps it from running is said, not tried."""
     cards = survey.cards
     modules = [card.module_id for card in cards if card.module_id is not None]
     if len(cards) < 2:
@@ -74,7 +74,7 @@ class BandwidthError(Exception):
 
 
 def _measure(modules: Sequence[int], options: BandwidthOptions) -> float:
-    """Seconds of one all-reduce, of the slowest rank. Raises BandwidthError."""
+    """Return seconds of one all-reduce, of the slowest rank. Raises BandwidthError."""
     port = _free_port()
     deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="catenary-doctor-") as directory, ExitStack() as stack:
@@ -128,14 +128,14 @@ class _Rank:
         return f"module {self._module}: {said[:_MOST_SAID]}"
 
     def seconds(self) -> float:
-        """Its result, on the last line. Raises BandwidthError if there is none."""
+        """Return the result, from the last line. Raises BandwidthError if there is none."""
         try:
             return float(json.loads(_tail(self._output).strip().split("\n")[-1])["seconds"])
         except (ValueError, KeyError, TypeError):
             raise BandwidthError(f"module {self._module} ended without a result") from None
 
     def end(self) -> None:
-        """Kills it if it still runs."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -17,7 +17,7 @@ _REPEATS = 20
 
 
 def measure(mib: int) -> float:
-    """Seconds of one all-reduce of a bfloat16 tensor of so many MiB, the mean of some in a row."""
+    """Return seconds of one all-reduce of a bfloat16 tensor of so many MiB, the mean of some in a row."""
     torch: Any = importlib.import_module("torch")
     # Registers the device, then the backend.
     hpu: Any = importlib.import_module("habana_frameworks.torch.hpu")
@@ -42,7 +42,7 @@ def measure(mib: int) -> float:
 
 
 def main() -> int:
-    """Prints the result as the last line of stdout."""
+    """Print the result as the last line of stdout."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, required=True)
     options = parser.parse_args()

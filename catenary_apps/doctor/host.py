@@ -19,7 +19,7 @@ Runner = Callable[[Sequence[str]], str | None]
 
 
 def command_runner(timeout_s: float) -> Runner:
-    """Runs commands of this machine."""
+    """Run commands of this machine."""
 
     def run(command: Sequence[str]) -> str | None:
         try:
@@ -40,7 +40,7 @@ def command_runner(timeout_s: float) -> Runner:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package of this Python, without importing it."""
+    """Return the version of a package of this Python, without importing it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -48,13 +48,13 @@ def installed_version(package: str) -> str | None:
 
 
 def locked_memory_limit() -> int | None:
-    """Bytes that this process may lock; None: any number."""
+    """Return bytes that this process may lock; None: any number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def open_files_limit() -> int | None:
-    """Files that this process may open, at its hard limit; None: any number."""
+    """Return files that this process may open, at its hard limit; None: any number."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if hard == resource.RLIM_INFINITY else hard
 
@@ -66,7 +66,10 @@ def _open_at_once(path: str, flags: int) -> int:
 
 @dataclass(frozen=True)
 class Host:
-    """Where the checks look. Tests give a tree of their own, and answers in place of commands."""
+    """The files and commands that the checks read.
+
+    Tests give a tree of their own, and answers of commands.
+    """
 
     root: Path = Path("/")
     run: Runner = field(default_factory=lambda: command_runner(20.0))
@@ -77,11 +80,11 @@ class Host:
     open_files: Callable[[], int | None] = open_files_limit
 
     def path(self, name: str) -> Path:
-        """A path below the root, from an absolute one."""
+        """Return a path below the root, from an absolute one."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str | None:
-        """A file's text without the space around it; None if it cannot be read."""
+        """Return a file's text without the space around it; None if it cannot be read."""
         try:
             with open(self.path(name), "rb", opener=_open_at_once) as file:
                 return file.read(MAX_FILE_BYTES).decode("utf-8", "replace").strip()
@@ -89,14 +92,14 @@ class Host:
             return None
 
     def number(self, name: str) -> int | None:
-        """A file's number, decimal or with its prefix; None if it holds none."""
+        """Return a file's number, decimal or with its prefix; None if it holds none."""
         try:
             return int(self.text(name) or "", 0)
         except ValueError:
             return None
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file or directory."""
+        """Return whether there is such a file or directory."""
         return self.path(name).exists()
 
     def names(self, pattern: str) -> list[str]:
@@ -148,7 +151,7 @@ class SmiTable:
 
 
 def parse_table(text: str) -> SmiTable:
-    """Reads what there is of the table; rows that look otherwise are left out."""
+    """Read what there is of the table; rows that look otherwise are left out."""
     versions: dict[str, str] = {}
     cards: list[SmiCard] = []
     processes: list[SmiProcess] = []
@@ -192,7 +195,7 @@ def parse_modules(text: str) -> dict[str, int]:
 
 
 def parse_ports(text: str) -> dict[int, str]:
-    """What `hl-smi -n link` (up, down) or `-n ports` (internal, external) says of each port."""
+    """Return each port's state as `hl-smi -n link` (up, down) or `-n ports` (internal, external) has it."""
     return {int(found["port"]): found["state"].lower() for found in _PORT.finditer(text)}
 
 
@@ -228,7 +231,7 @@ class Survey:
 
 
 def survey(host: Host) -> Survey:
-    """Looks at the PCI bus, the driver and hl-smi, which is asked only where there is a card."""
+    """Look at the PCI bus, the driver and hl-smi, which is asked only where there is a card."""
     addresses = [
         name.rpartition("/")[2] for name in host.names("/sys/bus/pci/devices/*") if _is_card(host, name)
     ]

@@ -26,7 +26,7 @@ def shown(version: Version) -> str:
 
 
 def known_releases() -> str:
-    """The releases of the table, oldest first."""
+    """Return the releases of the table, oldest first."""
     return ", ".join(shown(version) for version in RELEASES)
 
 
@@ -67,7 +67,7 @@ def check_packages(survey: Survey) -> Result:
 
 
 def check_python(survey: Survey) -> Result:
-    """The Python of the engines."""
+    """Return the Python of the engines."""
     name, python = "Python", survey.host.python
     if python not in PYTHONS:
         wanted = " or ".join(shown(version) for version in PYTHONS)
@@ -174,7 +174,7 @@ def check_idle_states(survey: Survey) -> Result:
 
 
 def check_numa_balancing(survey: Survey) -> Result:
-    """The kernel moving pages between nodes, which stalls the threads that use them."""
+    """Return the kernel moving pages between nodes, which stalls the threads that use them."""
     name, host = "NUMA balancing", survey.host
     value = host.text("/proc/sys/kernel/numa_balancing")
     if value is None:
@@ -264,7 +264,7 @@ def check_memory(survey: Survey) -> Result:
 
 
 def check_limits(survey: Survey) -> Result:
-    """What a process may lock and open, and the shared memory that ranks of an engine talk through."""
+    """Check limits of locked memory and open files, and the shared memory that ranks of an engine use."""
     name, host = "limits", survey.host
     locked, files = host.locked_memory(), host.open_files()
     problems: list[str] = []
@@ -282,7 +282,7 @@ def check_limits(survey: Survey) -> Result:
 
 
 def _meminfo(survey: Survey) -> dict[str, int]:
-    """Numbers of /proc/meminfo; those with a unit in KiB."""
+    """Return numbers of /proc/meminfo; those with a unit in KiB."""
     text = survey.host.text("/proc/meminfo") or ""
     return {found[1]: int(found[2]) for found in re.finditer(r"^(\S+):\s+(\d+)", text, re.MULTILINE)}
 
@@ -296,7 +296,7 @@ _INSTALL = (
 
 
 def check_runtime(survey: Survey) -> Result:
-    """The habana runtime of Docker."""
+    """Return the habana runtime of Docker."""
     name, host = "container runtime", survey.host
     if not survey.cards:
         return not_applicable(name, "no card to give to containers")

@@ -40,12 +40,12 @@ def ok(check: str, found: str) -> Result:
 
 
 def warning(check: str, found: str, advice: str) -> Result:
-    """It works, but not as well as it could."""
+    """Return a finding that costs speed or safety, but stops nothing."""
     return Result(check, Status.WARNING, found, advice)
 
 
 def problem(check: str, found: str, advice: str) -> Result:
-    """An engine will not run on these cards."""
+    """Return an engine will not run on these cards."""
     return Result(check, Status.PROBLEM, found, advice)
 
 
@@ -63,7 +63,7 @@ _STYLES = {
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """One JSON object."""
+    """Return one JSON object."""
     checks = [{**asdict(result), "status": result.status.value} for result in results]
     return json.dumps({"checks": checks, "summary": _counts(results)}, indent=2)
 

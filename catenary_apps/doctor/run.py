@@ -43,7 +43,7 @@ _NAME = "catenary doctor"
 
 
 class DoctorConfig(ServiceConfig):
-    """What to look at, and how to say it."""
+    """Check this host's set-up for Gaudi cards."""
 
     model_config = settings(prefix="CATENARY_DOCTOR_")
 

@@ -55,7 +55,8 @@ class Shown(ABC):
 
 
 class StartProgress(Shown):
-    """What a starting engine does, and which part of the start is done. Begins with a line at once."""
+    """Shows the activity of a starting engine and the share of the start that is done, from the first line
+    on."""
 
     def __init__(self, model: str, *, shown: bool) -> None:
         self._lines = _Lines() if shown else None
@@ -218,7 +219,7 @@ class _Use:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call, from its begin to its end. Raises RuntimeError once the program ends.
+        """Yield a call, from its begin to its end. Raises RuntimeError once the program ends.
 
         A daemon's goes no further then: such a thread is to stop with the program, and without a word.
         """
@@ -290,7 +291,7 @@ def _end_all() -> None:
 
 
 def _other_threads() -> list[threading.Thread]:
-    """The threads that the interpreter is going to wait for, but for the workers of executors."""
+    """Return the threads that the interpreter is going to wait for, but for the workers of executors."""
     apart = (threading.current_thread(), threading.main_thread())
     return [
         thread
@@ -364,7 +365,7 @@ class Calls:
         return self._lifetime.stack
 
     def _require(self, method: str, tasks: Collection[int]) -> None:
-        """Raises ValueError if the model is for none of these tasks."""
+        """Raise ValueError if the model is for none of these tasks."""
         if self._stack.task not in tasks:
             raise ValueError(f"LLM.{method}: {_INSTEAD[self._stack.task]}")
 
@@ -374,7 +375,7 @@ class Calls:
         use_tqdm: bool | None,
         at_once: int | None = None,
     ) -> list[T]:
-        """The results of all, in order; some run at a time. The first error ends the others."""
+        """Return the results of all, in order; some run at a time. The first error ends the others."""
         if at_once is not None:
             check_number("concurrency_limit", at_once, _AT_ONCE)
         if use_tqdm not in (None, True, False):
@@ -408,7 +409,7 @@ class Calls:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """What a caller of a function expects in place of an HTTP status; of several errors the first."""
+    """Return the Python exception for an HTTP error; of several errors that of the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, ApiError):

@@ -91,7 +91,7 @@ class ModelConfig(Lacking):
         return int(self.hf_text_config.hidden_size)
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
-        """What the model's generation_config.json says of sampling, by the names of SamplingParams."""
+        """Return the sampling defaults of generation_config.json, by the names of SamplingParams."""
         values = {name: getattr(self.facts, f"default_{name}") for name in _SAMPLING}
         values["max_tokens"] = _max_new_tokens(self.directory / "generation_config.json")
         return {name: value for name, value in values.items() if value is not None}
@@ -116,7 +116,7 @@ class SchedulerConfig(Lacking):
 
 @dataclass(frozen=True)
 class EngineConfigs(Lacking):
-    """What the engine is set to, in vLLM's parts."""
+    """The engine's settings, in vLLM's parts."""
 
     model_config: ModelConfig
     cache_config: CacheConfig
@@ -131,7 +131,7 @@ class EngineConfigs(Lacking):
 
 @dataclass(frozen=True)
 class EngineView(Lacking):
-    """What can be read of an engine."""
+    """The readable state of an engine."""
 
     vllm_config: EngineConfigs
     get_tokenizer: Callable[[], Any]
@@ -171,14 +171,17 @@ class EngineView(Lacking):
 
 
 def view_of(model: ModelConfig, capacity: CapacityFacts, get_tokenizer: Callable[[], Any]) -> EngineView:
-    """An engine of a loaded model."""
+    """Return an engine of a loaded model."""
     cache = CacheConfig(capacity.block_size, capacity.total_blocks)
     scheduler = SchedulerConfig(capacity.max_running, capacity.max_batched_tokens, model.max_model_len)
     return EngineView(EngineConfigs(model, cache, scheduler), get_tokenizer)
 
 
 def _max_new_tokens(path: Path) -> int | None:
-    """The length of answers that a generation_config.json asks for. It has been read by the engine before."""
+    """Return the length of answers that a generation_config.json asks for.
+
+    It has been read by the engine before.
+    """
     if not path.is_file():
         return None
     length = json.loads(path.read_text(encoding="utf-8")).get("max_new_tokens")

@@ -96,7 +96,7 @@ class LLM(PooledCalls, Lacking):
         self._tokenizer: Any = None
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer as transformers has it: `encode`, `decode`, `apply_chat_template`."""
+        """Return the model's tokenizer as transformers has it: `encode`, `decode`, `apply_chat_template`."""
         if self._tokenizer is None:
             # Imported when it is asked for: it takes as long as torch.
             transformers: Any = importlib.import_module("transformers")
@@ -120,8 +120,8 @@ class LLM(PooledCalls, Lacking):
         return self.llm_engine.model_config
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a call takes without sampling_params: what the model's generation_config.json says, and for
-        the rest the defaults of SamplingParams, 16 tokens among them."""
+        """Return the parameters of a call without sampling_params: those of the model's
+        generation_config.json, and for the rest the defaults of SamplingParams, 16 tokens among them."""
         return SamplingParams(**self.model_config.get_diff_sampling_param())
 
     def generate(

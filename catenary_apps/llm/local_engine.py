@@ -68,7 +68,7 @@ class CoreThread:
 
 
 def thread_core(config_json: bytes, *, stop_s: float) -> ProcessCore:
-    """A core that runs in a thread from `start` to `stop`."""
+    """Return a core that runs in a thread from `start` to `stop`."""
     return ProcessCore(config_json, stop_s=stop_s, spawn=CoreThread)
 
 

@@ -48,7 +48,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What came of a prompt.
+    """The result of a prompt.
 
     `prompt` is its text, None for one that was given as ids. `prompt_logprobs` has one entry for each token
     of the prompt, the first of them None; None: not asked for.
@@ -109,7 +109,7 @@ class _Pooled:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput(_Pooled):
-    """What came of a document: its vector."""
+    """The vector of a document."""
 
     outputs: EmbeddingOutput
     finished: bool = True
@@ -117,7 +117,7 @@ class EmbeddingRequestOutput(_Pooled):
 
 @dataclass(frozen=True, slots=True)
 class ClassificationRequestOutput(_Pooled):
-    """What came of a document: its classes."""
+    """The classes of a document."""
 
     outputs: ClassificationOutput
     finished: bool = True
@@ -125,7 +125,7 @@ class ClassificationRequestOutput(_Pooled):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput(_Pooled):
-    """What came of a pair. `prompt_token_ids` are those of both texts."""
+    """The score of a pair. `prompt_token_ids` are those of both texts."""
 
     outputs: ScoringOutput
     finished: bool = True
@@ -133,7 +133,7 @@ class ScoringRequestOutput(_Pooled):
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestOutput(_Pooled):
-    """What came of a document."""
+    """The result of a document."""
 
     outputs: PoolingOutput
     finished: bool = True
@@ -165,7 +165,7 @@ class BeamSearchOutput:
 def request_output(
     generation: Generation, results: Sequence[ChoiceResult], prompt: str | None
 ) -> RequestOutput:
-    """The output of a generation with one prompt, whose text it was, and its finished choices."""
+    """Return the output of a generation with one prompt, whose text it was, and its finished choices."""
     plan = generation.plan
     fields = plan.fields
     decodes = not (isinstance(fields, OfflineRequest) and fields.detokenize is False)
@@ -188,7 +188,7 @@ def request_output(
 
 
 def beam_output(found: RequestOutput, vocabulary: Vocabulary) -> BeamSearchOutput:
-    """The beams of a prompt, each with the prompt in front, as vLLM's."""
+    """Return the beams of a prompt, each with the prompt in front, as vLLM's."""
     prompt = found.prompt_token_ids
     return BeamSearchOutput(
         [

@@ -40,7 +40,7 @@ _PAIRS = 64
 
 
 class PooledCalls(Calls):
-    """What an LLM does with models that do not generate."""
+    """Calls of an LLM for models that do not generate."""
 
     def encode(
         self,
@@ -52,7 +52,7 @@ class PooledCalls(Calls):
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
-        """The model's numbers for texts, in order: a vector, a score, or one number for each class.
+        """Return the model's numbers for texts, in order: a vector, a score, or one number for each class.
 
         Args:
             prompts: one or several.
@@ -86,7 +86,7 @@ class PooledCalls(Calls):
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """Vectors of texts, in order. `dimensions` as in PoolingParams, all else as of `encode`."""
+        """Return vectors of texts, in order. `dimensions` as in PoolingParams, all else as of `encode`."""
         params = self._params("embed", EMBED, pooling_params, others)
         if dimensions is not None:
             params = replace(params, dimensions=dimensions)
@@ -105,7 +105,7 @@ class PooledCalls(Calls):
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[ClassificationRequestOutput]:
-        """Probabilities of the model's classes for texts, in order. Arguments as of `encode`."""
+        """Return probabilities of the model's classes for texts, in order. Arguments as of `encode`."""
         params = self._params("classify", CLASSIFY, pooling_params, others)
         found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
         return [
@@ -123,7 +123,7 @@ class PooledCalls(Calls):
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
-        """How well texts belong together: one with each of several, or each with the one at its place.
+        """Return how well texts belong together: one with each of several, or each with the one at its place.
 
         By a model that scores pairs, or by the cosine of two vectors of one that embeds. Arguments and errors
         as of `encode`.
@@ -141,7 +141,10 @@ class PooledCalls(Calls):
     def _params(
         self, method: str, tasks: Collection[int], given: PoolingParams | None, others: Mapping[str, Any]
     ) -> PoolingParams:
-        """The parameters of a call to a model for one of these tasks. Raises TypeError and ValueError."""
+        """Return the parameters of a call to a model for one of these tasks.
+
+        Raises TypeError and ValueError.
+        """
         self._require(method, tasks)
         check_arguments(method, others)
         params = PoolingParams() if given is None else read_one(PoolingParams, "pooling_params", given)
@@ -188,7 +191,7 @@ class PooledCalls(Calls):
 
 
 def _tasks_of(name: str, task: Any) -> Collection[int]:
-    """The tasks of models that do what is named so; None: any of them. Raises ValueError."""
+    """Return the tasks of models that do what is named so; None: any of them. Raises ValueError."""
     if task is not None and not isinstance(task, str):
         raise TypeError(f"{name} must be embed, classify or score, not {type(task).__name__}")
     if task in _PER_TOKEN:
@@ -209,7 +212,7 @@ def _head(pooled: Pooled) -> tuple[str, list[int]]:
 
 
 def _pairs(first: list[str], second: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Parts of the pairs, in order."""
+    """Yield parts of the pairs, in order."""
     if len(first) not in (1, len(second)):
         raise ValueError(
             f"one text_1 goes with any number of text_2, several with as many: there are {len(first)} and "

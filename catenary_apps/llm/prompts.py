@@ -77,7 +77,7 @@ class GivenPrompt:
 
 
 def read_prompts(given: Any) -> list[GivenPrompt]:
-    """The prompts one by one. Raises TypeError and ValueError."""
+    """Return the prompts one by one. Raises TypeError and ValueError."""
     if isinstance(given, str | Mapping):
         return [_prompt("prompts", given)]
     items = _items("prompts", given, f"{_PROMPT}, or a list of these")
@@ -87,7 +87,7 @@ def read_prompts(given: Any) -> list[GivenPrompt]:
 
 
 def read_chats(given: Any) -> list[list[Message]]:
-    """The messages of each chat; the values of a message are checked where it is rendered.
+    """Return the messages of each chat; the values of a message are checked where it is rendered.
 
     Raises TypeError.
     """
@@ -112,7 +112,7 @@ def read_texts(name: str, given: Any) -> list[str]:
 
 
 def read_params(kind: type[P], name: str, given: Any, count: int) -> list[P | None]:
-    """Parameters of each of `count` prompts: none, the same for all, or one for each.
+    """Return parameters of each of `count` prompts: none, the same for all, or one for each.
 
     Raises TypeError and ValueError.
     """
@@ -131,7 +131,7 @@ def read_params(kind: type[P], name: str, given: Any, count: int) -> list[P | No
 
 
 def read_one(kind: type[P], name: str, given: Any) -> P:
-    """Parameters that are the same for all. Raises TypeError."""
+    """Return parameters that are the same for all. Raises TypeError."""
     if not isinstance(given, kind):
         _wrong(name, given, f"a {kind.__name__}")
     return given
@@ -156,7 +156,7 @@ def check_arguments(method: str, given: Mapping[str, Any], known: Iterable[str] 
 
 
 def chat_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template sees beside the messages, as in the body of a request.
+    """Return the arguments of a chat template other than the messages, as in the body of a request.
 
     Raises ValueError and UnknownNameError for what it does not: it would be ignored.
     """
@@ -203,7 +203,10 @@ def _chat(name: str, given: Any) -> list[Message]:
 
 
 def _items(name: str, given: Any, wanted: str) -> list[Any]:
-    """What a list, or anything else with an order, holds. A set has none, and bytes are not text."""
+    """Return the items of a list, or of anything else with an order.
+
+    A set has none, and bytes are not text.
+    """
     if isinstance(given, _UNFIT) or not isinstance(given, Iterable):
         _wrong(name, given, wanted)
     try:
@@ -214,7 +217,7 @@ def _items(name: str, given: Any, wanted: str) -> list[Any]:
 
 
 def _is_id(value: Any) -> bool:
-    """Whether this is an integer, numpy's and torch's too."""
+    """Return whether this is an integer, numpy's and torch's too."""
     if isinstance(value, bool):
         return False
     try:

@@ -27,7 +27,7 @@ def names_what_is_near(cls: C) -> C:
 
 
 def lacks(absent: Absent) -> Callable[[C], C]:
-    """The same of a class that lacks some of vLLM's, which may be given if they ask for nothing."""
+    """Refuse parameters of vLLM's that this class lacks, unless they ask for nothing."""
     return lambda cls: _checked(cls, absent)
 
 
@@ -55,7 +55,7 @@ _BACKENDS = (None, "auto", "guidance", "llguidance")
 @names_what_is_near
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """What an answer must look like: exactly one kind. See docs/api.md for their meaning and limits.
+    """Constraint of an answer, of exactly one kind. See docs/api.md for their meaning and limits.
 
     Args:
         json: a JSON schema, as an object or as text.
@@ -103,7 +103,7 @@ class StructuredOutputsParams:
             raise ValueError(error.message.replace("structured_outputs.", "")) from None
 
     def body(self) -> dict[str, Any]:
-        """The kind as in the body of a request."""
+        """Return the kind as in the body of a request."""
         found = {}
         for kind in self._KINDS:
             value = getattr(self, kind)
@@ -205,7 +205,7 @@ class SamplingParams:
             raise ValueError(error.message) from None
 
     def body(self) -> dict[str, Any]:
-        """The parameters that are set, as in the body of a request."""
+        """Return the parameters that are set, as in the body of a request."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value is not None}
         if isinstance(self.logit_bias, Mapping):
@@ -253,7 +253,7 @@ class BeamSearchParams:
             raise ValueError(f"temperature must be 0 or 1, not {self.temperature!r}: {reason}")
 
     def body(self) -> dict[str, Any]:
-        """The search as in the body of a request."""
+        """Return the search as in the body of a request."""
         return {
             "use_beam_search": True,
             "n": self.beam_width,
@@ -294,7 +294,7 @@ class PoolingParams:
             raise ValueError(f"use_activation must be True, False or None, not {self.use_activation!r}")
 
     def body(self) -> dict[str, Any]:
-        """What is set, as in the body of a request."""
+        """Return the set parameters, as in the body of a request."""
         found = {
             "dimensions": self.dimensions,
             "truncate_prompt_tokens": self.truncate_prompt_tokens,

@@ -63,7 +63,7 @@ class LLMOptions:
 
 
 def read_options(model: str, given: Mapping[str, Any]) -> LLMOptions:
-    """The options of an engine from those that an LLM of this model was given.
+    """Return the options of an engine from those that an LLM of this model was given.
 
     A name that the engine has is the engine's. Another one may be vLLM's: it is what the same option of
     `vllm serve` is to `catenary vllm-serve`. None, and an empty object or list, ask for nothing.
@@ -104,7 +104,7 @@ def read_options(model: str, given: Mapping[str, Any]) -> LLMOptions:
 
 
 def make_config(options: Mapping[str, Any]) -> EngineConfig:
-    """The engine's options by their names in docs/configuration.md. Raises ValueError, one line."""
+    """Return the engine's options by their names in docs/configuration.md. Raises ValueError, one line."""
     try:
         return EngineConfig(**options)
     except ValidationError as error:
@@ -116,7 +116,7 @@ def make_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def _ask(launch: Launch, name: str, value: Any, known: Set[str]) -> bool:
-    """Asks the launch for what an option of vLLM's means here.
+    """Ask the launch for what an option of vLLM's means here.
 
     False: it is an option of ours, and vLLM has no such value. Raises ValueError, UnknownNameError.
     """
@@ -150,7 +150,8 @@ def _text(value: Any) -> str:
 
 
 def _why(name: str, value: Any) -> str:
-    """What `catenary vllm-serve` says of a value that the engine does not know, if it is one of vLLM's."""
+    """Return the reason of `catenary vllm-serve` for refusing a value of vLLM's that the engine does not
+    know."""
     option = _BY_NAME.get(name)
     if option is None or value is None:
         return ""
@@ -162,7 +163,7 @@ def _why(name: str, value: Any) -> str:
 
 
 def _in_python(line: str) -> str:
-    """A message about the flag `--some-option`, with the name of the keyword argument `some_option`."""
+    """Return a message about the flag `--some-option`, with the keyword argument's name `some_option`."""
     name, space, rest = line.removeprefix("--").partition(" ")
     name, colon, behind = name.partition(":")
     return f"{name.replace('-', '_')}{colon}{behind}{space}{rest}"
@@ -187,7 +188,7 @@ class LocalTokenizers(TokenizerPool):
     """The face that a gateway has of tokenizer services, over one model in this process."""
 
     def __init__(self, directory: Path, name: str, chat_template: Path | None) -> None:
-        """Raises ModelFilesError (ValueError for options) if the model's files cannot be used."""
+        """Raise ModelFilesError (ValueError for options) if the model's files cannot be used."""
         super().__init__(
             [],
             _no_channel,
@@ -232,13 +233,13 @@ class _Thread:
         self._turn = asyncio.Lock()
 
     async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
-        """The task's answer, however long it takes."""
+        """Return the task's answer, however long it takes."""
         async with self._turn:
             return await in_daemon_thread(partial(self._tools.answer, task), name="catenary-tokenizer")
 
 
 class _Local:
-    """What a pool calls of a target."""
+    """The part of a target that a pool calls."""
 
     def __init__(self, servicer: TokenizerServicer) -> None:
         self.stub = _Stub(servicer)
@@ -272,7 +273,7 @@ Progress = Callable[[str, float | None], None]
 
 
 class LocalStack:
-    """What serves the requests of an offline batch. Made and used inside of one event loop."""
+    """Services for the requests of an offline batch. Made and used inside of one event loop."""
 
     def __init__(
         self,
@@ -281,7 +282,7 @@ class LocalStack:
         chat_template: Path | None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Brings the model to this disk, of which `on_progress` is told; nothing is loaded before `start`.
+        """Bring the model to this disk, of which `on_progress` is told; nothing is loaded before `start`.
 
         `options`: as `read_options` takes them. Raises ValueError (one line) for options or a model that
         cannot work.

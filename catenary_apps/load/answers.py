@@ -98,7 +98,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_text(body: bytes, limit: int = 200) -> str:
-    """The message of a refusal, in one line of at most `limit` characters."""
+    """Return the message of a refusal, in one line of at most `limit` characters."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)
         inner = found.error.message if isinstance(found.error, _ErrorText) else found.error
@@ -109,7 +109,7 @@ def error_text(body: bytes, limit: int = 200) -> str:
 
 
 def shown(text: str, limit: int = 200) -> str:
-    """A server's text in one line that does nothing to a terminal."""
+    """Return a server's text in one line that does nothing to a terminal."""
     line = " ".join(text[: 4 * limit].split())[:limit]
     return (
         line
@@ -137,7 +137,7 @@ class EventReader:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete now, in order. Raises EventTooLarge."""
+        """Return the events that are complete now, in order. Raises EventTooLarge."""
         rest = self._rest
         if rest:
             seam = bytes(rest[-3:]) + data
@@ -277,7 +277,7 @@ class Answer:
             self.fail("cut", detail, now)
 
     def fail(self, kind: str, detail: str, now: float) -> None:
-        """It will not be whole. Only the first reason counts."""
+        """End the answer as failed. Only the first reason counts."""
         if not self.done:
             self.failure, self.detail = kind, detail
             self._end(now)

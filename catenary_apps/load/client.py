@@ -202,7 +202,7 @@ class Client:
         await self._send(head + body, answer, monotonic() + self._target.timeout_s)
 
     async def get(self, route: str, deadline: float) -> Page:
-        """A small answer as a whole, by a moment of time.monotonic; it says itself whether it failed."""
+        """Return a small answer as a whole, by a moment of time.monotonic; it may have failed."""
         page = Page()
         await self._send(self._target.head("GET", route, None), page, deadline)
         return page
@@ -248,7 +248,7 @@ class Client:
         return connection
 
     async def _first_that_answers(self, addresses: Sequence[str]) -> Connection:
-        """Raises OSError if none does."""
+        """Raise OSError if none does."""
         name = self._target.host if self._context is not None else None
         failed = OSError("no address")
         for address in addresses:

@@ -36,7 +36,7 @@ class Lengths:
     second: float
 
     def draw(self, generator: random.Random) -> int:
-        """One length."""
+        """Return one length."""
         match self.kind:
             case LengthKind.FIXED:
                 return int(self.first)
@@ -106,13 +106,13 @@ class Source(Protocol):
     """Makes prompts."""
 
     def make(self, generator: random.Random, tokens: int) -> Prompt:
-        """A prompt of so many tokens."""
+        """Return a prompt of so many tokens."""
 
     def join(self, head: Prompt, tail: Prompt) -> Prompt:
-        """One prompt of two."""
+        """Return one prompt of two."""
 
     def count(self, text: str) -> int | None:
-        """How many tokens a text has; None: not known."""
+        """Return the number of a text's tokens; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +123,22 @@ class TokenRange:
     high: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         if not 0 <= self.low < self.high:
             raise ValueError(f"token ids from {self.low} up to {self.high} are none")
 
     def make(self, generator: random.Random, tokens: int) -> Prompt:
-        """A prompt of so many tokens."""
+        """Return a prompt of so many tokens."""
         return tuple(generator.choices(range(self.low, self.high), k=tokens))
 
     def join(self, head: Prompt, tail: Prompt) -> Prompt:
-        """One prompt of two. Raises TypeError for texts."""
+        """Return one prompt of two. Raises TypeError for texts."""
         if isinstance(head, str) or isinstance(tail, str):
             raise TypeError("these are no token ids")
         return head + tail
 
     def count(self, text: str) -> int | None:
-        """How many tokens a text has: not known."""
+        """Return None: tokens are not known."""
         return None
 
 
@@ -155,11 +155,11 @@ class PlainWords:
         return " ".join(generator.choices(self._words, k=tokens))
 
     def join(self, head: Prompt, tail: Prompt) -> Prompt:
-        """One prompt of two."""
+        """Return one prompt of two."""
         return f"{head} {tail}"
 
     def count(self, text: str) -> int | None:
-        """How many tokens a text has: not known."""
+        """Return None: tokens are not known."""
         return None
 
 
@@ -167,7 +167,7 @@ class TokenizerText:
     """Words that are one token each for a tokenizer, so that texts have the length that was asked for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ValueError if the vocabulary has no words."""
+        """Raise ValueError if the vocabulary has no words."""
         self._tokenizer = tokenizer
         self._words = _single_tokens(tokenizer)
         if not self._words:
@@ -198,7 +198,7 @@ class TokenizerText:
         return cls(tokenizer)
 
     def make(self, generator: random.Random, tokens: int) -> Prompt:
-        """A text of so many tokens, without those that a server puts before it."""
+        """Return a text of so many tokens, without those that a server puts before it."""
         words = generator.choices(self._words, k=tokens)
         for _ in range(_ROUNDS):
             excess = self._count(" ".join(words)) - tokens
@@ -209,11 +209,11 @@ class TokenizerText:
         return " ".join(words)
 
     def join(self, head: Prompt, tail: Prompt) -> Prompt:
-        """One prompt of two."""
+        """Return one prompt of two."""
         return f"{head} {tail}"
 
     def count(self, text: str) -> int | None:
-        """How many tokens a text has, without those that a server puts before it."""
+        """Return the number of a text's tokens, without those that a server puts before it."""
         return self._count(text)
 
     def _count(self, text: str) -> int:
@@ -221,7 +221,7 @@ class TokenizerText:
 
 
 def _cached(hub_id: str) -> Path:
-    """The tokenizer of a model that huggingface_hub has fetched before. Raises ValueError."""
+    """Return the tokenizer of a model that huggingface_hub has fetched before. Raises ValueError."""
     # Comes with tokenizers; only ids need it.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -239,7 +239,7 @@ def _cached(hub_id: str) -> Path:
 
 
 def _single_tokens(tokenizer: Tokenizer) -> Sequence[str]:
-    """Words that are one more token after another word, in the order of their ids."""
+    """Return words that are one more token after another word, in the order of their ids."""
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     pieces = sorted((number, piece) for piece, number in tokenizer.get_vocab().items())
     # The stand-ins for a space: of byte-level vocabularies and of sentencepiece ones.

@@ -39,7 +39,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """What is taken from a file: at most `max_bytes` of it are read, and prompts of `min_tokens` to
+    """Limits of a file's use: at most `max_bytes` of it are read, and prompts of `min_tokens` to
     `max_prompt_tokens` tokens, which with their answers have at most `max_total_tokens`."""
 
     max_bytes: int = 1 << 30
@@ -127,7 +127,7 @@ def _entries(path: Path, data: bytes) -> list[_Entry]:
 
 
 def _why(error: Exception) -> str:
-    """What the decoder says: of types and places, and of contents no more than a field's name."""
+    """Return the decoder's message: types and places, and of contents no more than a field's name."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
@@ -145,7 +145,7 @@ def _read(path: Path, limits: FileLimits) -> bytes:
 
 
 def _pairs(entry: _Entry) -> list[tuple[str, str]]:
-    """Questions and their answers, from the first question on and as long as they take turns."""
+    """Return questions and their answers, from the first question on and as long as they take turns."""
     said = [
         (message.sender or message.role or "", message.value or message.content or "")
         for message in entry.conversations or entry.messages
@@ -167,7 +167,7 @@ def _turns(
     limits: FileLimits,
     generator: random.Random,
 ) -> tuple[Turn, ...]:
-    """The turns that fit: all of a conversation's, or none."""
+    """Return the turns that fit: all of a conversation's, or none."""
     turns: list[Turn] = []
     prompt_tokens = answered_tokens = 0
     for question, answer in pairs:

@@ -40,7 +40,7 @@ class Session:
         self._said = ""
 
     def ask(self, turn: Turn) -> bytes:
-        """The body of the request for a turn. Raises ValueError for what the route cannot take."""
+        """Return the body of the request for a turn. Raises ValueError for what the route cannot take."""
         fields: dict[str, Any] = {"model": self._model}
         if self._target.endpoint is Endpoint.CHAT:
             if not isinstance(turn.prompt, str):
@@ -57,7 +57,7 @@ class Session:
         return _encode({name: value for name, value in fields.items() if value is not None})
 
     def answered(self, text: str) -> None:
-        """What the last answer said goes in front of the next question."""
+        """Put the last answer in front of the next question."""
         if self._target.endpoint is Endpoint.CHAT:
             self._messages.append({"role": "assistant", "content": text})
         else:
@@ -98,7 +98,7 @@ class _NotReady(Exception):
 
 
 async def find_model(client: Client, target: Target, wait_s: float) -> str:
-    """The model to ask: the target's, or the server's first that generates.
+    """Return the model to ask: the target's, or the server's first that generates.
 
     With `wait_s` the server is asked until it lists it, for so many seconds at the most. Without, a model
     that the target names is not looked up. Raises BenchError.
@@ -235,7 +235,7 @@ class _Run:
         return evaluate(plan, self.model, self.records, course)
 
     def so_far(self) -> LoadResult | None:
-        """What a run that was broken off has measured."""
+        """Return the measurements of a run that was broken off."""
         if self.course is None or not self.records:
             return None
         course = replace(self.course, interrupted=True, unfinished=self.progress.running)
@@ -261,7 +261,7 @@ class _Run:
         return course
 
     async def _warm_up(self, conversations: Sequence[Conversation]) -> None:
-        """Raises BenchError if nothing works."""
+        """Raise BenchError if nothing works."""
         self.progress = Progress(sum(len(one.turns) for one in conversations), warming_up=True)
         await self._closed_loop(conversations, self.plan.max_concurrency or len(conversations), None)
         if all(record.failure for record in self.records):

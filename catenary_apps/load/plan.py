@@ -32,12 +32,12 @@ class Ramp:
     last: float
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         if not (MIN_RATE <= self.first < math.inf and MIN_RATE <= self.last < math.inf):
             raise ValueError(f"the rates of a ramp are {MIN_RATE:g} or more")
 
     def seconds(self, count: int) -> float:
-        """How long a ramp with `count` expected arrivals takes: the rate, integrated, is `count`."""
+        """Return how long a ramp with `count` expected arrivals takes: the rate, integrated, is `count`."""
         if self.first == self.last:
             return count / self.first
         if self.shape is RampShape.LINEAR:
@@ -45,8 +45,8 @@ class Ramp:
         return count * math.log1p((self.last - self.first) / self.first) / (self.last - self.first)
 
     def due(self, expected: float, seconds: float) -> float:
-        """The moment, in seconds, by which `expected` arrivals are expected; beyond `seconds` the last rate
-        goes on."""
+        """Return the moment, in seconds, by which `expected` arrivals are expected; beyond `seconds` the last
+        rate goes on."""
         whole = self._expected(seconds)
         if expected > whole:
             return seconds + (expected - whole) / self.last
@@ -80,7 +80,7 @@ class Arrivals:
     ramp: Ramp | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         if not self.rate >= MIN_RATE:
             raise ValueError(f"the request rate is {MIN_RATE:g} or more")
         if not 0 < self.burstiness < math.inf:
@@ -94,8 +94,8 @@ class Arrivals:
         return self.ramp is not None or self.rate < math.inf
 
     def schedule(self, count: int, seed: int, duration_s: float | None = None) -> list[float]:
-        """Seconds from the start at which requests are due, in order: `count` at the most, and none at or
-        after `duration_s`. A ramp takes `duration_s`, or as long as `count` requests are expected to need.
+        """Return seconds from the start at which requests are due, in order: `count` at the most, and none at
+        or after `duration_s`. A ramp takes `duration_s`, or as long as `count` requests are expected to need.
 
         The process is one of rate 1 whose time is stretched by the inverse of the expected arrivals, so any
         rate and any ramp have the same bursts for a seed. Raises ValueError without a schedule.
@@ -114,7 +114,7 @@ class Arrivals:
 
 
 def _unit_process(count: int, burstiness: float, seed: int) -> Iterator[float]:
-    """A gamma renewal process with mean gap 1."""
+    """Yield a gamma renewal process with mean gap 1."""
     generator, now = random.Random(f"arrivals {seed}"), 0.0
     for _ in range(count):
         now += generator.gammavariate(burstiness, 1 / burstiness)
@@ -145,8 +145,10 @@ def parse_objectives(words: Sequence[str]) -> dict[str, float]:
 
 
 def is_good(measured: Mapping[str, float | None], objectives: Mapping[str, float]) -> bool:
-    """Whether an answer keeps every limit (milliseconds). What it has no value for it keeps: an answer of one
-    token has no time per further token."""
+    """Return whether an answer keeps every limit (milliseconds).
+
+    What it has no value for it keeps: an answer of one token has no time per further token.
+    """
     return all((value := measured.get(name)) is None or value <= limit for name, limit in objectives.items())
 
 
@@ -191,7 +193,7 @@ class LoadPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError("at least one conversation runs at a time")
         if self.duration_s is not None and not self.duration_s > 0:

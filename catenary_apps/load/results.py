@@ -20,7 +20,7 @@ from catenary_apps.load.statistics import (
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What no record says.
+    """Facts of a run that no record holds.
 
     Attributes:
         seconds: from the start to the end of the last request.
@@ -160,7 +160,7 @@ def _all_with_usage(records: Sequence[Record]) -> Sequence[Record]:
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """The sum, None if one of them is not known."""
+    """Return the sum, None if one of them is not known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
@@ -201,7 +201,7 @@ _DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "late_ms")
 
 
 def as_json(result: LoadResult, *, with_records: bool = False) -> dict[str, Any]:
-    """The numbers of a run; `with_records` also those of each request."""
+    """Return the numbers of a run; `with_records` also those of each request."""
     document: dict[str, Any] = {name: getattr(result, name) for name in _PLAIN}
     for name in _DISTRIBUTIONS:
         found: Distribution | None = getattr(result, name)
@@ -213,7 +213,7 @@ def as_json(result: LoadResult, *, with_records: bool = False) -> dict[str, Any]
 
 
 def distribution_json(found: Distribution) -> dict[str, Any]:
-    """One distribution; percentiles are named p50, p99.9."""
+    """Return one distribution; percentiles are named p50, p99.9."""
     fields = asdict(found)
     fields["percentiles"] = {percentile_name(percent): value for percent, value in found.percentiles.items()}
     return fields

@@ -75,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What is said of a set of samples, in their unit.
+    """Summary of a set of samples, in their unit.
 
     `count` samples were measured and `failed` more have no value. Mean, standard deviation (of the
     population), minimum and maximum are of the measured ones, None if there are none. Median and percentiles
@@ -111,9 +111,8 @@ def percentile_name(percent: float) -> str:
 
 
 def percentile(ordered: Sequence[float], percent: float, total: int) -> float | None:
-    """The value below which `percent` of `total` samples lie, by linear interpolation between neighbours (the
-    default of numpy). `ordered` are the lowest of them; None if the rest has a say in it.
-    """
+    """Return the value below which `percent` of `total` samples lie, by linear interpolation between
+    neighbours (the default of numpy). `ordered` are the lowest of them; None if the rest has a say in it."""
     if total == 0:
         return None
     position = (total - 1) * percent / 100
@@ -128,7 +127,8 @@ def percentile(ordered: Sequence[float], percent: float, total: int) -> float | 
 
 
 def peak_overlap(spans: Sequence[tuple[float, float]]) -> int:
-    """The most spans (start, end) that are open at one moment; one that ends as another starts is over."""
+    """Return the most spans (start, end) that are open at one moment; one that ends as another starts is
+    over."""
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     peak = running = 0
     for _, change in changes:
@@ -150,9 +150,8 @@ class Timeline:
 
 
 def timeline(records: Sequence[Record], duration_s: float) -> Timeline:
-    """The rates of a run: the tokens of an answer are spread evenly over its chunks, since no chunk says how
-    many it has. Bins are of a second at the most, of more where a run takes longer than ten minutes.
-    """
+    """Return the rates of a run: the tokens of an answer are spread evenly over its chunks, since no chunk
+    says how many it has. Bins are of a second at the most, of more where a run is longer than ten minutes."""
     bins = min(max(1, math.ceil(duration_s)), _MAX_BINS)
     bin_s = max(duration_s, 1e-9) / bins
     tokens, completed = [0.0] * bins, [0.0] * bins

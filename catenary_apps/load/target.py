@@ -46,7 +46,7 @@ class Target:
     request_id_prefix: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{self.base_url[:100]!r} is not the URL of a server")
@@ -73,17 +73,17 @@ class Target:
         return self._parts.port or (443 if self._parts.scheme == "https" else 80)
 
     def context(self) -> ssl.SSLContext | None:
-        """How to speak https; None for http."""
+        """Return the TLS context of https; None for http."""
         if self._parts.scheme == "http":
             return None
         return self.tls or ssl.create_default_context()
 
     def path(self, route: str) -> str:
-        """The path of a route such as /v1/models."""
+        """Return the path of a route such as /v1/models."""
         return self._parts.path.rstrip("/").removesuffix("/v1") + route
 
     def head(self, method: str, route: str, length: int | None, request_id: str | None = None) -> bytes:
-        """A request up to its body, which has `length` bytes, None: it has none."""
+        """Return a request up to its body, which has `length` bytes, None: it has none."""
         fields = {"Host": self._parts.netloc, "Accept": "text/event-stream, application/json"}
         if self.api_key:
             fields["Authorization"] = f"Bearer {self.api_key}"
@@ -111,7 +111,7 @@ class Target:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it can be sent: arguments may have bytes that are no characters."""
+    """Return whether it can be sent: arguments may have bytes that are no characters."""
     try:
         text.encode()
     except UnicodeEncodeError:

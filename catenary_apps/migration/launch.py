@@ -26,24 +26,27 @@ class Launch:
         self.warnings: list[str] = []
 
     def ask(self, variable: str, value: str) -> None:
-        """Sets a variable whatever the environment says."""
+        """Set a variable whatever the environment says."""
         self._asked[variable] = value
 
     def default(self, variable: str, value: str, *, beside: str = "") -> None:
-        """Sets a variable unless the environment or somebody who asks has a value for it, or for `beside`."""
+        """Set a variable unless the environment or somebody who asks has a value for it, or for `beside`."""
         self._defaults[variable] = value, beside or variable
 
     def asked(self, variable: str) -> str | None:
-        """What was asked for so far."""
+        """Return the options asked for so far."""
         return self._asked.get(variable)
 
     def warn(self, line: str) -> None:
-        """Adds a warning, once."""
+        """Add a warning, once."""
         if line not in self.warnings:
             self.warnings.append(line)
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables to start `catenary up` with, beside those of `environment`. Raises ConfigError."""
+        """Return the variables to start `catenary up` with, beside those of `environment`.
+
+        Raises ConfigError.
+        """
         set_by_name = {name for name, value in environment.items() if value} | self._asked.keys()
         own = {
             name.removeprefix(prefix).lower(): value
@@ -66,7 +69,7 @@ class Launch:
 
     @staticmethod
     def flags(variables: Mapping[str, str]) -> list[str]:
-        """Those variables that are options of `catenary up`, but for keys, as its flags."""
+        """Return the variables that are options of `catenary up`, except keys, as its flags."""
         return [
             word
             for name, value in sorted(variables.items())
@@ -76,7 +79,7 @@ class Launch:
 
     @classmethod
     def command(cls, variables: Mapping[str, str]) -> str:
-        """The same start as one would type it; keys are not shown."""
+        """Return the same start as one would type it; keys are not shown."""
         words = [
             f"{name}={'...' if name == API_KEY else shlex.quote(value)}"
             for name, value in sorted(variables.items())

@@ -143,7 +143,7 @@ R1_SCRIPT: Final[tuple[Letter, ...]] = (
 
 
 def read(words: Sequence[str]) -> Letters:
-    """The letters of a command line; --r1 chooses the DeepSeek-R1 script. Raises ConfigError."""
+    """Return the letters of a command line; --r1 chooses the DeepSeek-R1 script. Raises ConfigError."""
     r1 = "--r1" in words
     table = R1_SCRIPT if r1 else SCRIPT
     shape = "".join(entry.letter + ("" if entry.switch else ":") for entry in table)
@@ -165,7 +165,10 @@ def read(words: Sequence[str]) -> Letters:
 
 
 def launch_of(letters: Letters) -> Launch:
-    """What the script would start, here. Raises ConfigError, by the letter, for what cannot be done yet."""
+    """Return the start that corresponds to the script's.
+
+    Raises ConfigError, by the letter, for what cannot be done yet.
+    """
     _check_cards(letters)
     launch = Launch()
     _set(launch, letters, "w", f"{UP}MODEL", letters["w"])
@@ -197,7 +200,7 @@ def _check_cards(letters: Letters) -> None:
 
 
 def _set(launch: Launch, letters: Letters, letter: str, variable: str, value: str) -> None:
-    """Asks for what a letter says, or sets the script's default."""
+    """Ask for what a letter says, or set the script's default."""
     (launch.ask if letter in letters.given else launch.default)(variable, value)
 
 

@@ -34,7 +34,7 @@ _COLUMNS: Final = {"Variables": "variable", "Options": "option", "Letters": "let
 
 
 def tables_markdown() -> str:
-    """One table for each group of variables, options and letters. Each ends with a line break."""
+    """Return one table for each group of variables, options and letters. Each ends with a line break."""
     return "\n".join(
         section(title, _COLUMNS[title.partition(" ")[0].rstrip(":")], rows)
         for title, rows in _SECTIONS.items()
@@ -42,7 +42,7 @@ def tables_markdown() -> str:
 
 
 def section(title: str, column: str, rows: Iterable[Row]) -> str:
-    """A heading and a table; `column` says what the rows are."""
+    """Return a heading and a table; `column` says what the rows are."""
     head = f"## {title}\n\n| {column} | status | here | shown by |\n| --- | --- | --- | --- |\n"
     return head + "".join(f"{_line(row)}\n" for row in rows)
 

@@ -35,7 +35,7 @@ class UnknownOptionError(ConfigError):
 
 
 def parse_serve(words: Sequence[str], launch: Launch) -> None:
-    """Asks the launch for all that the words say: options in any order, and a model without a name.
+    """Ask the launch for all that the words say: options in any order, and a model without a name.
 
     A file of options (--config) counts before all others. Raises ConfigError, one line that names the option.
     """
@@ -51,7 +51,7 @@ def parse_serve(words: Sequence[str], launch: Launch) -> None:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options by their full names with their text."""
+    """Yield options by their full names with their text."""
     left, bare = list(words), ""
     while left:
         word = left.pop(0)
@@ -91,7 +91,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _known(written: str) -> tuple[str, bool]:
-    """The full name of an option, and whether it was written with --no-. Raises ConfigError."""
+    """Return the full name of an option, and whether it was written with --no-. Raises ConfigError."""
     name = written.replace("_", "-") if written.startswith("--") else written
     names = [*_BY_NAME, _CONFIG]
     if name in names:
@@ -112,7 +112,7 @@ def _known(written: str) -> tuple[str, bool]:
 
 
 def _from_file(path: Path) -> list[str]:
-    """The options of a YAML file as words."""
+    """Return the options of a YAML file as words."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE + 1)

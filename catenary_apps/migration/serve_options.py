@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmMgGtT]?)")
 
 
 def count(text: str) -> int:
-    """A whole number, or one with a unit: 16k is 16,000 and 16K is 16,384. Raises ValueError."""
+    """Return a whole number, or one with a unit: 16k is 16,000 and 16K is 16,384. Raises ValueError."""
     match = _NUMBER.fullmatch(text)
     if match is None or ("." in match[1] and not match[2]):
         raise ValueError("must be a whole number, or one with a unit as in 16k or 16K")
@@ -66,14 +66,14 @@ class ServeOption:
 
 
 def refuse(option: str, value: str, reason: str) -> ConfigError:
-    """The refusal of an option by its name."""
+    """Return the refusal of an option by its name."""
     return ConfigError(f"{option} {value[:60]}: {reason}" if value else f"{option}: {reason}")
 
 
 def sets(
     variable: str, note: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str
 ) -> ServeOption:
-    """An option that a variable of ours stands for; `words` translate values, as far as they differ."""
+    """Return an option that a variable of ours stands for; `words` translate values that differ."""
 
     def apply(launch: Launch, option: str, value: str) -> None:
         launch.ask(variable, words.get(value, value))
@@ -82,13 +82,13 @@ def sets(
 
 
 def sets_engine(option: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str) -> ServeOption:
-    """An option that an option of the engine stands for."""
+    """Return an option that an option of the engine stands for."""
     flag = f"`--{option.replace('_', '-')}` of the engine"
     return sets(f"{ENGINE}{option.upper()}", flag, test, *names, kind=kind, **words)
 
 
 def idle(note: str, *names: str, kind: Kind = Kind.VALUE, nothing: Nothing = ()) -> ServeOption:
-    """An option that there is nothing to do for: it gives a warning, unless it asks for nothing.
+    """Return an option that there is nothing to do for: it gives a warning, unless it asks for nothing.
 
     `nothing`: values that do not, as vLLM's own defaults; of a flag it is false, if nothing else is said.
     """
@@ -103,7 +103,7 @@ def idle(note: str, *names: str, kind: Kind = Kind.VALUE, nothing: Nothing = ())
 
 
 def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
-    """An option of which only those values are possible that are so anyway; others are refused."""
+    """Return an option of which only those values are possible that are so anyway; others are refused."""
 
     def apply(launch: Launch, option: str, value: str) -> None:
         if not _is_one_of(value, accepted):
@@ -116,7 +116,7 @@ def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.
 
 
 def _is_one_of(value: str, values: tuple[str, ...]) -> bool:
-    """Whether a text is one of these, in any case, or the same number, or an empty object or list."""
+    """Return whether a text is one of these, in any case, or the same number, or an empty object or list."""
     if value in _EMPTY or value.lower() in values:
         return True
     try:
@@ -127,5 +127,5 @@ def _is_one_of(value: str, values: tuple[str, ...]) -> bool:
 
 
 def supported(apply: Apply, note: str, test: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
-    """An option with a rule of its own."""
+    """Return an option with a rule of its own."""
     return ServeOption(Row(names, Status.SUPPORTED, note, test=test), kind, apply)

@@ -43,7 +43,7 @@ class Recommendation:
 
 
 def recommend(found: Planned) -> Recommendation:
-    """The plan's settings: a plan with exactly these has the same figures."""
+    """Return the plan's settings: a plan with exactly these has the same figures."""
     config, limits = found.config, found.limits
     reserve = _exact(found.draft.reserve)
     strategy = long_name(config.bucketing_strategy)
@@ -123,12 +123,12 @@ def _padding_options(config: PlanConfig) -> dict[str, str]:
 
 
 def _exact(value: float) -> str:
-    """The shortest text that is read as the same number."""
+    """Return the shortest text that is read as the same number."""
     return str(value).removesuffix(".0")
 
 
 def gib(count: float) -> float:
-    """Bytes as GiB, to four places."""
+    """Return bytes as GiB, to four places."""
     return round(count / GIB, 4)
 
 
@@ -151,7 +151,7 @@ def find_traps(found: Planned) -> list[Trap]:
 
 
 def unserved(found: Planned) -> list[str]:
-    """What of this plan the engine does not serve yet; empty if it serves it."""
+    """Return the parts of this plan that the engine does not serve yet; empty if it serves all."""
     config, shape = found.config, found.shape
     packed = f"checkpoints quantized with {shape.quantization.method}" if shape.quantization else ""
     asked = config.dtype in ("fp8", "int8", "int4")
@@ -171,7 +171,7 @@ def _not_served(found: Planned) -> Iterator[Trap]:
 
 
 def _packed(found: Planned) -> Iterator[Trap]:
-    """What was taken from a quantized checkpoint's config."""
+    """Yield findings about a quantized checkpoint's config."""
     packed = found.shape.quantization
     if packed is None:
         return
@@ -193,7 +193,7 @@ def _packed(found: Planned) -> Iterator[Trap]:
 
 
 def _software(found: Planned) -> Iterator[Trap]:
-    """What is installed here, if this is the host or the image that engines are to run in."""
+    """Yield findings about installed packages, for the host or the image that engines are to run in."""
     try:
         refusal = too_old(metadata.version(PLUGIN))
     except metadata.PackageNotFoundError:

@@ -18,7 +18,7 @@ _GROWTH: Final = 0.8552
 
 @dataclass(frozen=True, slots=True)
 class AutocalcInputs:
-    """What the rules start from; the defaults are those of the container for an 8B model."""
+    """Inputs of the rules; the defaults are those of the container for an 8B model."""
 
     device_gib: float
     weights_gib: float
@@ -47,7 +47,7 @@ class AutocalcInputs:
 
 @dataclass(frozen=True, slots=True)
 class Autocalc:
-    """What the rules come to."""
+    """Results of the rules."""
 
     usable_gib: float
     gpu_memory_utilization: float
@@ -62,7 +62,7 @@ class Autocalc:
 
 
 def autocalc(given: AutocalcInputs) -> Autocalc:
-    """Applies the rules. Raises ValueError, one line, if they leave no room for one sequence."""
+    """Apply the rules. Raises ValueError, one line, if they leave no room for one sequence."""
     cards = given.tensor_parallel_size
     usable = given.device_gib - given.unavailable_gib - given.weights_gib / cards - given.profiler_gib
     if usable <= given.free_target_gib:
@@ -142,7 +142,7 @@ def _prompt_graphs(given: AutocalcInputs) -> float:
 
 
 def _axis(given: AutocalcInputs, maximum: float, minimum: int, step: int) -> int:
-    """Values of an axis: a ramp of powers of two and steps, or one for each bit of an exponential one."""
+    """Return the number of an axis's values: a ramp of powers of two and steps, or one for each bit."""
     if given.exponential:
         return 1 + math.ceil(math.log2(maximum))
     return 1 + int(math.log2(step / minimum)) + max(0, int(1 + (maximum - step) / step))

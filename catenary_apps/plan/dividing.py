@@ -57,7 +57,10 @@ class Loaded:
     limit: int
 
     def given_reserve(self) -> float | None:
-        """The share for graphs that the options ask for; None leaves it to the plan. Raises ValueError."""
+        """Return the share for graphs that the options ask for; None leaves it to the plan.
+
+        Raises ValueError.
+        """
         config = self.config
         if config.graph_gib is None:
             return config.graph_reserved_mem
@@ -71,7 +74,7 @@ class Loaded:
         return round(share, _DIGITS)
 
     def divide(self, reserve: float, seqs: int | None = None) -> tuple[MemoryPlan, KvPlan]:
-        """The memory with this share for graphs, and the KV pool of so many sequences at once.
+        """Return the memory with this share for graphs, and the KV pool of so many sequences at once.
 
         Raises DoesNotFitError.
         """
@@ -101,7 +104,7 @@ class Loaded:
         return memory, kv
 
     def sequences(self, kv: KvPlan) -> int:
-        """Sequences that run at once: as given, or of the expected length as many as the KV holds."""
+        """Return sequences that run at once: as given, or of the expected length as many as the KV holds."""
         config = self.config
         if config.max_num_seqs is not None:
             return config.max_num_seqs
@@ -110,7 +113,7 @@ class Loaded:
 
 
 def fitting_reserve(loaded: Loaded, wanted: float) -> float:
-    """The share for graphs up to `wanted` that leaves a sequence its KV: in hundredths if it is less.
+    """Return the share for graphs up to `wanted` that leaves a sequence its KV: in hundredths if it is less.
 
     Raises DoesNotFitError if none does.
     """
@@ -133,7 +136,7 @@ def _fits(loaded: Loaded, reserve: float) -> bool:
 
 
 def expected_length(config: PlanConfig, kv: KvPlan) -> int:
-    """Tokens of an ordinary sequence."""
+    """Return tokens of an ordinary sequence."""
     return min(config.expected_len or config.max_model_len or EXPECTED, kv.max_model_len)
 
 
@@ -143,7 +146,7 @@ def recommended_seqs(fitting: int) -> int:
 
 
 def block_bytes_of(config: PlanConfig, shape: ModelShape) -> int:
-    """Bytes of a KV block on one card. Raises ValueError as `heads_per_card` does."""
+    """Return bytes of a KV block on one card. Raises ValueError as `heads_per_card` does."""
     heads, kv_heads = heads_per_card(shape, config.tensor_parallel_size)
     width = 1 if config.kv_cache_dtype == "fp8" else 2
     return shape.layers * shape.kv_values_of(kv_heads, heads) * width * config.block_size
@@ -152,7 +155,7 @@ def block_bytes_of(config: PlanConfig, shape: ModelShape) -> int:
 def load(
     config: PlanConfig, shape: ModelShape, card: Card, scheme: WeightScheme, *, file_bytes: int, limit: int
 ) -> Loaded:
-    """A card with the model's weights, with what is given in place of what is estimated.
+    """Return a card with the model's weights, with what is given in place of what is estimated.
 
     file_bytes: of the checkpoint's weight files, 0 if there are none: they correct the count from the config.
     Raises ValueError, one line; DoesNotFitError if nothing is left for KV.
@@ -187,7 +190,7 @@ def _weights(config: PlanConfig, shape: ModelShape, scheme: WeightScheme, file_b
 
 
 def _profile(config: PlanConfig, shape: ModelShape, limit: int) -> int:
-    """A profile run of the largest prefill without context, as vLLM makes it."""
+    """Return a profile run of the largest prefill without context, as vLLM makes it."""
     axes, cards = config.axes(), config.tensor_parallel_size
     rows = min(config.max_prefill_batch, axes.prefill_batch.max or config.max_prefill_batch)
     longest = min(config.max_num_batched_tokens, axes.prefill_query.max or config.max_num_batched_tokens)
@@ -210,8 +213,11 @@ _SCHEMES: Final = (WeightScheme.BFLOAT16, WeightScheme.FP8, WeightScheme.INT4)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is planned. `file_bytes`: of the checkpoint's weight files, 0 if there are none; `limit`: tokens
-    of the longest sequence that the model knows."""
+    """The model to plan for.
+
+    `file_bytes`: of the checkpoint's weight files, 0 if there are none; `limit`: tokens of the longest
+    sequence that the model knows.
+    """
 
     config: PlanConfig
     shape: ModelShape
@@ -252,7 +258,7 @@ def find_choices(subject: Subject, reserve: float) -> tuple[Choice, ...]:
 
 
 def advise(subject: Subject) -> str:
-    """What to change where something does not fit: only what was found to fit, by this plan's own rules."""
+    """Return changes that make a model fit; each was found to fit by this plan's own rules."""
     config = subject.config
     cards, measured = config.tensor_parallel_size, (config.weights_gib, config.free_gib)
     if any(value is not None for value in measured):
@@ -281,7 +287,7 @@ def advise(subject: Subject) -> str:
 
 
 def _counts(shape: ModelShape) -> list[int]:
-    """Powers of two of a node's cards that divide the model's heads, rising."""
+    """Return powers of two of a node's cards that divide the model's heads, rising."""
     powers = (1 << bit for bit in range(CARDS_PER_NODE.bit_length()))
     return [
         cards

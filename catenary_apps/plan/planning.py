@@ -86,7 +86,7 @@ class GraphEstimate:
 def estimate_graphs(
     plan: BucketPlan, *, layers: int, hidden: int, max_capture_tokens: int, fp8: bool
 ) -> GraphEstimate:
-    """What the buckets of a plan come to.
+    """Return the graphs of a plan's buckets: number, memory and time.
 
     max_capture_tokens: prefills of more tokens, context included, run without a graph. They are compiled all
     the same.
@@ -210,7 +210,7 @@ class Planned:
 
 
 def make_plan(config: PlanConfig, origins: Mapping[str, str] | None = None) -> Planned:
-    """Does all the work. Every figure is one of the settings that are recommended.
+    """Return the plan. Every figure is that of the settings that are recommended.
 
     Raises ValueError, one line, for what cannot be done or does not fit.
     """
@@ -244,7 +244,8 @@ def make_plan(config: PlanConfig, origins: Mapping[str, str] | None = None) -> P
 def kv_bytes_on_card(
     shape: ModelShape, directory: Path | None, *, device: Literal["gaudi2", "gaudi3"], **limits: int
 ) -> int:
-    """What a card leaves for KV beside the model, with the share for graphs that the search begins with.
+    """Return the bytes that a card leaves for KV with the model loaded, with the share for graphs that the
+    search begins with.
 
     `limits`: options of a plan. Raises ValueError, one line, if nothing is left.
     """
@@ -265,12 +266,15 @@ def kv_bytes_on_card(
 
 
 def _file_bytes(directory: Path | None) -> int:
-    """Bytes of the weight files; 0 if there are none."""
+    """Return bytes of the weight files; 0 if there are none."""
     return 0 if directory is None else sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _draft_of(subject: Subject) -> tuple[Loaded, Draft]:
-    """The plan with the reserve that was given, or that its own graphs need. Raises DoesNotFitError."""
+    """Return the plan with the reserve that was given, or that its own graphs need.
+
+    Raises DoesNotFitError.
+    """
     config = subject.config
 
     def settled(config: PlanConfig) -> tuple[Loaded, Draft]:
@@ -297,7 +301,7 @@ def _draft_of(subject: Subject) -> tuple[Loaded, Draft]:
 
 
 def _settle(make: Callable[[float], Draft], most: float) -> Draft:
-    """The draft whose graphs take the reserve that it has, of at most `most`.
+    """Return the draft whose graphs take the reserve that it has, of at most `most`.
 
     A larger reserve leaves less KV, so fewer sequences and fewer graphs: where that goes round in a circle,
     the largest reserve of the circle has room for its graphs.
@@ -343,14 +347,14 @@ def _drafted(subject: Subject, loaded: Loaded, reserve: float) -> Draft:
 
 
 def _scheme(config: PlanConfig, shape: ModelShape) -> WeightScheme:
-    """How weights are kept on the card: packed ones as they are packed, others in bfloat16."""
+    """Return how weights are kept on the card: packed ones as they are packed, others in bfloat16."""
     if config.dtype in ("fp8", "int8", "int4"):
         return WeightScheme(config.dtype)
     return stored_scheme(shape) if config.dtype == "auto" and shape.quantized else WeightScheme.BFLOAT16
 
 
 def _context_limit(config: PlanConfig, shape: ModelShape) -> int:
-    """Tokens of the longest sequence that the model knows, or is asked to go to beyond that."""
+    """Return tokens of the longest sequence that the model knows, or is asked to go to beyond that."""
     limit, wanted = shape.max_position or config.max_model_len or _DEFAULT_CONTEXT, config.max_model_len
     if wanted is None or wanted <= limit:
         return limit
@@ -395,7 +399,7 @@ def _peak(shape: ModelShape, heads: int, kv_heads: int, plan: BucketPlan, limits
 def _rules(
     config: PlanConfig, shape: ModelShape, card: Card, limits: BucketLimits, memory: MemoryPlan
 ) -> Autocalc | None:
-    """What vLLM's container would choose, if it knows the card and finds room."""
+    """Return the choice of vLLM's container, if it knows the card and finds room."""
     if card.name not in CARDS or memory.weights == 0:
         return None
     try:

@@ -24,13 +24,13 @@ _MIB = 2**20
 
 
 def as_json(found: Planned) -> str:
-    """One JSON object, a line for each key; docs/gaudi.md has its schema."""
+    """Return one JSON object, a line for each key; docs/gaudi.md has its schema."""
     lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document(found).items())
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def document(found: Planned) -> dict[str, Any]:
-    """What `as_json` prints."""
+    """Return the document that `as_json` prints."""
     memory, config, limits = found.memory, found.config, found.limits
     settings = recommend(found)
     return {
@@ -87,7 +87,7 @@ def document(found: Planned) -> dict[str, Any]:
 
 
 def decode_bound(found: Planned) -> float | None:
-    """Tokens a second of one sequence, if the memory's speed alone counts."""
+    """Return tokens a second of one sequence, if the memory's speed alone counts."""
     if not found.card.bytes_per_second:
         return None
     return round(found.card.bytes_per_second / found.active_weight_bytes, 1)
@@ -178,7 +178,8 @@ def as_table(found: Planned, *, width: int | None) -> str:
 
 
 def _defaults(found: Planned) -> str:
-    """The options that say what is planned, and that were not given, with the values that stand for them."""
+    """Return the options that say what is planned, and that were not given, with the values that stand for
+    them."""
     given = found.config.model_fields_set
     return ", ".join(
         f"{flag_name(name)} {getattr(found.config, name)}" for name in _SUBJECT if name not in given
@@ -203,21 +204,21 @@ def _tables(found: Planned) -> Iterator[Any]:
 
 
 def command(settings: Recommendation) -> str:
-    """The engine's command line."""
+    """Return the engine's command line."""
     return "python -m services.engine " + " ".join(
         f"--{name} {_word(value)}" for name, value in settings.engine.items()
     )
 
 
 def vllm_lines(model: str, settings: Recommendation) -> str:
-    """The variables, and the command line of `vllm serve`."""
+    """Return the variables, and the command line of `vllm serve`."""
     exports = "\n".join(f"export {name}={_word(value)}" for name, value in settings.variables.items())
     options = " ".join(f"--{name} {_word(value)}" for name, value in settings.vllm.items())
     return f"{exports}\nvllm serve {_word(model)} {options}"
 
 
 def _word(value: str) -> str:
-    """A value as a shell reads it; a home directory at its beginning stays one."""
+    """Return a value as a shell reads it; a home directory at its beginning stays one."""
     home, rest = ("~/", value[2:]) if value.startswith("~/") else ("", value)
     return home + shlex.quote(rest)
 

@@ -67,16 +67,16 @@ class Summary:
         return self.steps / self.seconds if self.seconds else 0.0
 
     def share(self, ms: float) -> float:
-        """Of the whole time."""
+        """Return the share of the whole time."""
         return ms / 1000 / self.seconds if self.seconds else 0.0
 
     def padding(self, unit: str) -> float | None:
-        """The share of padding in all `tokens` or `blocks` of the forwards; None if there are none."""
+        """Return the share of padding in all `tokens` or `blocks` of the forwards; None if there are none."""
         return padding_share(self.buckets, unit)
 
 
 def padding_share(buckets: Iterable[BucketTime], unit: str) -> float | None:
-    """The share of padding in `tokens` or `blocks` of these buckets; None if they have none."""
+    """Return the share of padding in `tokens` or `blocks` of these buckets; None if they have none."""
     listed = list(buckets)
     padding = sum(int(getattr(bucket, f"padding_{unit}")) for bucket in listed)
     whole = padding + sum(int(getattr(bucket, unit)) for bucket in listed)
@@ -129,7 +129,7 @@ def _with_paths(events: Iterable[Event]) -> Iterator[tuple[tuple[str, ...], Even
 
 
 def _place(span: SpanTime, spans: Mapping[tuple[str, ...], SpanTime]) -> tuple[tuple[int, float, str], ...]:
-    """Where a span stands in a table: after the one around it, in the order of a step, then by time."""
+    """Return a span's place in a table: after the one around it, in the order of a step, then by time."""
     outer = (spans[span.path[:depth]] for depth in range(1, len(span.path) + 1))
     return tuple(
         (_ORDER.index(one.path[-1]), 0.0, "") if one.path[-1] in _ORDER else (99, -one.total_ms, one.path[-1])
@@ -142,7 +142,7 @@ _SHOWN_STEPS = 8
 
 
 def as_json(summary: Summary, output: str) -> str:
-    """One JSON object; shares of the whole time and of padding are 0..1."""
+    """Return one JSON object; shares of the whole time and of padding are 0..1."""
     document = {
         "output": output,
         "steps": summary.steps,
@@ -173,7 +173,7 @@ def show(summary: Summary, console: Console) -> None:
 
 
 def lines(summary: Summary) -> Iterator[str]:
-    """What the tables do not say."""
+    """Return remarks that complete the tables, one line each."""
     yield (
         f"{summary.steps} steps in {summary.seconds:.2f} s: {summary.steps_per_second:.1f} steps per second"
     )

@@ -109,7 +109,7 @@ class LaneRow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the routers know at one moment."""
+    """The state of the fleet at one moment."""
 
     routers: tuple[RouterRow, ...]
     engines: tuple[EngineRow, ...]

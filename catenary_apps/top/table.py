@@ -57,12 +57,12 @@ def _cut(text: str, room: int) -> str:
 
 
 def clean(text: str) -> str:
-    """A name from the wire for a terminal: control characters could steer it."""
+    """Return a name from the wire for a terminal: control characters could steer it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def bar(part: float | None, *, ascii_only: bool) -> str:
-    """A share of 0 .. 1 as a bar and a number."""
+    """Return a share of 0 .. 1 as a bar and a number."""
     if part is None:
         return "-"
     full, empty = ("#", ".") if ascii_only else ("█", "░")
@@ -71,7 +71,7 @@ def bar(part: float | None, *, ascii_only: bool) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count or a rate in at most five characters up to 10^15; `-` for an unknown one."""
+    """Return a count or a rate in at most five characters up to 10^15; `-` for an unknown one."""
     if value is None:
         return "-"
     for unit in ("", "k", "M", "G"):
@@ -82,19 +82,19 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A span of time, short."""
+    """Return a span of time, short."""
     if value < 100:
         return f"{value:.1f}s"
     return f"{value / 60:.0f}m" if value < 6_000 else f"{value / 3_600:.0f}h"
 
 
 def percent(value: float | None) -> str:
-    """A share; `-` for that of nothing."""
+    """Return a share; `-` for that of nothing."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def engine_cells(frame: Frame, width: int, *, ascii_only: bool) -> Cells:
-    """One row an engine; of engines that share a name the instance id is told, too."""
+    """Return one row an engine; of engines that share a name the instance id is told, too."""
     names = Counter(engine.name for engine in frame.engines)
     rows = tuple(_engine(engine, names[engine.name] > 1, ascii_only) for engine in frame.engines)
     marked = tuple(engine.state != "serving" or engine.breaker != "closed" for engine in frame.engines)
@@ -102,13 +102,13 @@ def engine_cells(frame: Frame, width: int, *, ascii_only: bool) -> Cells:
 
 
 def lane_cells(frame: Frame, width: int) -> Cells:
-    """One row a lane."""
+    """Return one row a lane."""
     rows = tuple(_lane(lane) for lane in frame.lanes)
     return Cells(_LANES, rows, tuple(lane.queued > 0 for lane in frame.lanes)).fitting(width, _LANES_GO)
 
 
 def total_line(frame: Frame) -> str:
-    """The whole fleet in one line."""
+    """Return the whole fleet in one line."""
     engines = frame.engines
     serving = sum(engine.state == "serving" for engine in engines)
     used, blocks = (sum(engine.used_blocks for engine in engines), sum(e.total_blocks for e in engines))
@@ -128,7 +128,7 @@ def total_line(frame: Frame) -> str:
 
 
 def router_lines(frame: Frame) -> list[tuple[str, bool]]:
-    """A line for each router, and whether it asks for attention."""
+    """Return a line for each router, and whether it asks for attention."""
     lines = []
     for router in frame.routers:
         if router.error is not None:
@@ -177,7 +177,10 @@ _NUMBERS = frozenset(
 
 
 def draw(frame: Frame, console: Console, *, height: int | None = None) -> Group:
-    """A frame for this console. `height`: lines that it may have; engines that find no room are counted."""
+    """Return a frame for this console.
+
+    `height`: lines that it may have; engines that find no room are counted.
+    """
     width = console.width
     lines = [
         Text(line, style="bold red" if marked else "", no_wrap=True, overflow="ellipsis")

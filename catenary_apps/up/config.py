@@ -17,7 +17,10 @@ from services.engine.options import EngineOptions
 
 
 def service_classes() -> tuple[type[ServiceConfig], ...]:
-    """The option classes of all services. They bring gRPC and an HTTP server, which take seconds to load."""
+    """Return the option classes of all services.
+
+    They bring gRPC and an HTTP server, which take seconds to load.
+    """
     from gateway import GatewayConfig
     from services.engine.config import EngineConfig
     from services.router.config import RouterConfig
@@ -27,17 +30,18 @@ def service_classes() -> tuple[type[ServiceConfig], ...]:
 
 
 def has_service_variables(names: Iterable[str]) -> bool:
-    """Whether one of the variables is an option of a service, or looks like one."""
+    """Return whether one of the variables is an option of a service, or looks like one."""
     return any(name.startswith(SERVICE_PREFIXES) for name in names)
 
 
 def service_flags() -> frozenset[str]:
-    """The flags of all services, without loading their option classes."""
+    """Return the flags of all services, without loading their option classes."""
     return frozenset(flag_name(name) for prefix in SERVICE_PREFIXES for name in VARIABLES[prefix])
 
 
 def variables_of(flag: str) -> tuple[str, ...]:
-    """The variables that set the option of this flag, one for each service that has it; of --no-X, false."""
+    """Return the variables that set the option of this flag, one for each service that has it; of --no-X,
+    false."""
     found = []
     for prefix in SERVICE_PREFIXES:
         for name in VARIABLES[prefix]:
@@ -76,7 +80,7 @@ class UpConfig(ServiceConfig):
 
     @classmethod
     def elsewhere_for(cls, flag: str) -> str:
-        """The variables of an option that services have, and not this command."""
+        """Return the variables of an option that services have, and not this command."""
         variables = " or ".join(variables_of(flag))
         return (
             f"options of one service are variables: {variables} (docs/configuration.md)" if variables else ""
@@ -84,7 +88,7 @@ class UpConfig(ServiceConfig):
 
     @classmethod
     def elsewhere_flags(cls) -> Iterable[str]:
-        """The options of services."""
+        """Return the options of services."""
         return service_flags()
 
     model: tuple[str, ...] = Field(

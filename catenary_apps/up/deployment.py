@@ -32,7 +32,7 @@ PROBE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProgress:
-    """What an engine says about itself; `fraction` of the start is 0..1 or None."""
+    """Progress of an engine; `fraction` of the start is 0..1 or None."""
 
     serving: bool
     activity: str
@@ -212,7 +212,7 @@ class Deployment:
             self._reporter.line(text)
 
     def _every_model_serves(self) -> bool:
-        """A gateway is ready with one model, which says all where there is one."""
+        """Return whether all models serve; a gateway that is ready says so where there is one model."""
         models = self._places.models
         return len(models) == 1 or self._serving.issuperset(model.name for model in models)
 
@@ -238,7 +238,7 @@ class Deployment:
         return lines
 
     def _request(self) -> str:
-        """A request that the deployment answers, as a command to paste."""
+        """Return a request that the deployment answers, as a command to paste."""
         path, question = _example(self._places.models)
         keyed = bool(self._config.api_key or self._config.api_key_file)
         words = [
@@ -253,14 +253,14 @@ class Deployment:
         return " ".join(words)
 
     def _chat_options(self) -> str:
-        """The options with which `catenary chat` reaches the deployment."""
+        """Return the options with which `catenary chat` reaches the deployment."""
         url = "" if self._urls[0] == DEFAULT_URL else f" --base-url {self._urls[0]}"
         key = " --api-key ..." if self._config.api_key or self._config.api_key_file else ""
         return url + (" --insecure" if self._config.ssl_certfile else "") + key
 
 
 def own_command() -> str:
-    """The words that start this program again from the same shell: `catenary` where PATH has it."""
+    """Return the words that start this program again from the same shell: `catenary` where PATH has it."""
     mine = sys.argv[0]
     if os.path.basename(mine) != "catenary":
         return f"{shlex.quote(sys.executable)} -m catenary_apps.cli.main"
@@ -269,7 +269,7 @@ def own_command() -> str:
 
 
 def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
-    """A request that the deployment answers: its path and its body."""
+    """Return a request that the deployment answers: its path and its body."""
     chat = next((model for model in models if model.generates), None)
     if chat is None and models[0].serves == "classify":
         return "/classify", {"model": models[0].name, "input": ["A lovely film.", "A waste of time."]}

@@ -120,7 +120,7 @@ def _make_cache(directory: str) -> None:
 
 
 def help_of(groups: Mapping[str, Iterable[tuple[str, Row]]]) -> str:
-    """Options by heading as lines for --help, each as it is written and with its row.
+    """Return options by heading as lines for --help, each as it is written and with its row.
 
     Those that do something come first, with what they do; behind them those without effect and those that
     are refused, with the reason.

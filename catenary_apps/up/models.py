@@ -46,7 +46,7 @@ class ReadyModel:
 
 
 def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
-    """The models that `--model` names, each as SOURCE or NAME=SOURCE. Raises StartRefused."""
+    """Return the models that `--model` names, each as SOURCE or NAME=SOURCE. Raises StartRefused."""
     models = tuple(_wanted(text) for text in config.model)
     check_values(config)
     if config.served_model_name is None:
@@ -69,7 +69,10 @@ def check_values(config: UpConfig) -> None:
 
 
 def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The task of each model, by `--task`: TASK for a single one, else NAME=TASK. Raises StartRefused."""
+    """Return the task of each model, by `--task`: TASK for a single one, else NAME=TASK.
+
+    Raises StartRefused.
+    """
     check_values(config)
     tasks = dict.fromkeys(names, "auto")
     if len(tasks) < len(names):
@@ -87,7 +90,7 @@ def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def aliases_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The further names of models by `--model-alias`, each as ALIAS=NAME. Raises StartRefused."""
+    """Return the further names of models by `--model-alias`, each as ALIAS=NAME. Raises StartRefused."""
     found: dict[str, str] = {}
     for text in config.model_alias:
         alias, equals, name = text.partition("=")
@@ -105,7 +108,7 @@ def aliases_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | None, ...]:
-    """The quantization of each model, by `--quantization`. Raises StartRefused."""
+    """Return the quantization of each model, by `--quantization`. Raises StartRefused."""
     check_values(config)
     named: dict[str, str] = {}
     others: str | None = None
@@ -123,7 +126,10 @@ def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | No
 
 
 def served_task(directory: Path, task: str) -> str:
-    """The task that a prepared model is served for. Raises StartRefused for a task that it cannot do."""
+    """Return the task that a prepared model is served for.
+
+    Raises StartRefused for a task that it cannot do.
+    """
     # Only the command line may import a service, and only when it is needed.
     from services.engine.model import ModelError, find_task, read_config
 
@@ -134,7 +140,7 @@ def served_task(directory: Path, task: str) -> str:
 
 
 def check_sources(models: Sequence[WantedModel]) -> None:
-    """See that each model's source names something, before anything is prepared. Raises ConfigError."""
+    """Check that each model's source exists, before anything is prepared. Raises ConfigError."""
     from services.engine.model import UnknownModelError, resolve_source
 
     for model in models:
@@ -145,7 +151,7 @@ def check_sources(models: Sequence[WantedModel]) -> None:
 
 
 def check_length(model: str, task: str, longest: int) -> None:
-    """See that a model on this disk that generates knows sequences of `longest` tokens, prepared or not.
+    """Check that a model on this disk that generates knows sequences of `longest` tokens, prepared or not.
 
     A model of a hub, one whose task is another, and a config that cannot be read are left to the engine.
     Raises StartRefused.

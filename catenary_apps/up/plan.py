@@ -63,7 +63,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What was found out before the start: the models, the ports, the CPUs of engines that compute on them.
+    """Findings before the start: the models, the ports, the CPUs of engines that compute on them.
 
     `tokenizers`: services of each model. `modules` are the ids of the Gaudi cards that the engines may take,
     empty if they are not limited.
@@ -76,7 +76,7 @@ class Places:
     modules: tuple[str, ...] = ()
 
     def is_meant(self, model: ReadyModel) -> bool:
-        """Whether options that concern generating models are for this one: for every one if none does."""
+        """Return whether options of generating models are for this one: for every one if none generates."""
         return model.generates or not any(other.generates for other in self.models)
 
 
@@ -143,7 +143,8 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
 
 
 def overruled(specs: Iterable[ChildSpec], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """One line for each variable of a service that has no effect, since the service is given another value.
+    """Return one line for each variable of a service that has no effect, since the service is given another
+    value.
 
     The line says which option of `catenary up` there is for it, and not the value.
     """

@@ -64,7 +64,10 @@ class BucketAxes:
 
     @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> BucketAxes:
-        """From option names and texts; None is an absent option. Raises ValueError that names the option."""
+        """Return the axes from option names and texts; None is an absent option.
+
+        Raises ValueError that names the option.
+        """
         return cls(
             **{
                 name.removeprefix(OPTION_PREFIX): parse_axis(name, text)
@@ -80,7 +83,7 @@ AXIS_OPTIONS: Final = tuple(OPTION_PREFIX + axis for axis in AXES)
 
 
 def parse_axis(name: str, text: str) -> AxisOptions:
-    """Parses `min=128,step=128,max=1024,pad_max=256,pad_percent=25`, any of these in any order.
+    """Parse `min=128,step=128,max=1024,pad_max=256,pad_percent=25`, any of these in any order.
 
     Raises ValueError, one line that begins with the option's name.
     """

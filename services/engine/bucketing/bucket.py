@@ -23,7 +23,7 @@ class Bucket:
         return self.batch >= batch and self.query >= query and self.context_blocks >= context_blocks
 
     def prefill_tokens(self, block_size: int) -> int:
-        """Tokens that a prefill of this shape touches, context and padding included."""
+        """Return tokens that a prefill of this shape touches, context and padding included."""
         return self.batch * (self.query + self.context_blocks * block_size)
 
 
@@ -33,7 +33,7 @@ LONG_CONTEXT: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class BucketLimits:
-    """What a forward can hold at the most.
+    """Limits of a forward.
 
     `max_num_batched_tokens` bounds the tokens of a prefill forward, padding included; `num_blocks` is the
     size of the KV pool. `contiguous`: decode fetches the pool's first blocks up to the highest one in use,
@@ -106,7 +106,7 @@ class BucketLimits:
 
 
 def dummy_decode_lengths(bucket: Bucket, limits: BucketLimits) -> list[int]:
-    """Tokens before the new one of each row, so that the rows' blocks add up to the bucket's.
+    """Return tokens before the new one of each row, so that the rows' blocks add up to the bucket's.
 
     A row with n tokens before its new one has n // block_size + 1 blocks. The blocks are spread evenly. A
     contiguous fetch counts up to the highest block id and not the rows' blocks: if the rows cannot hold that

@@ -21,7 +21,10 @@ _LEAST: Final = (1, 1, 0)
 
 
 def read_bucket_file(path: Path) -> tuple[Bucket, ...]:
-    """The buckets of a file, sorted, each once. Raises ValueError, one line that names file and line."""
+    """Return the buckets of a file, sorted, each once.
+
+    Raises ValueError, one line that names file and line.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -38,7 +41,7 @@ def read_bucket_file(path: Path) -> tuple[Bucket, ...]:
 
 
 def parse_buckets(text: str) -> tuple[Bucket, ...]:
-    """Parses a bucket file. Each of a line's three items is an int, a list of ints or a range(...).
+    """Parse a bucket file. Each of a line's three items is an int, a list of ints or a range(...).
 
     A line stands for the product of its items; a query of 1 makes decode buckets; # starts a comment. Raises
     ValueError, one line that names the line's number.
@@ -63,7 +66,7 @@ def parse_buckets(text: str) -> tuple[Bucket, ...]:
 
 
 def format_buckets(buckets: Iterable[Bucket], comments: Sequence[str] = ()) -> str:
-    """A bucket file's text: the comments, then a line for each row and query count of each phase."""
+    """Return a bucket file's text: the comments, then a line for each row and query count of each phase."""
     lines = [f"# {comment}" for comment in comments]
     contexts: dict[tuple[int, int], list[int]] = {}
     for bucket in sorted(set(buckets)):
@@ -77,7 +80,7 @@ def format_buckets(buckets: Iterable[Bucket], comments: Sequence[str] = ()) -> s
 
 
 def _items(line: str) -> list[Sequence[int]]:
-    """The three items of a line as lists of values."""
+    """Return the three items of a line as lists of values."""
     if len(line) > _MAX_LINE:
         raise ValueError(f"longer than {_MAX_LINE} characters")
     try:

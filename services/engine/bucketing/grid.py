@@ -33,7 +33,7 @@ def prefill_grid(
 
 
 def _up_to_edge(contexts: list[int], edge: int) -> list[int]:
-    """The contexts below the edge, and the edge in place of those beyond it."""
+    """Return the contexts below the edge, and the edge in place of those beyond it."""
     below = [context for context in contexts if context < edge]
     return [*below, edge] if len(below) < len(contexts) else below
 
@@ -59,7 +59,7 @@ def decode_grid(batches: Iterable[int], blocks: Iterable[int], limits: BucketLim
 def split_by_limits(
     buckets: Iterable[Bucket], limits: BucketLimits
 ) -> tuple[list[Bucket], list[Bucket], list[Bucket]]:
-    """Sorts listed buckets into prefill, decode (query 1) and those that no step within the limits fills.
+    """Sort listed buckets into prefill, decode (query 1) and those that no step within the limits fills.
 
     A decode bucket with more blocks than its rows can have is kept with as many as they can have.
     """
@@ -80,7 +80,7 @@ def split_by_limits(
 
 
 def missing_prefill(buckets: Iterable[Bucket], limits: BucketLimits) -> list[Bucket]:
-    """The last bucket that the prefill of single sequences needs beside these: one or none.
+    """Return the last bucket that the prefill of single sequences needs beside these: one or none.
 
     Every chunk of q tokens with up to `context_before(q)` blocks before it has to be covered. Between two
     bucket lengths the shortest chunk is the one with the most context, so these are looked at alone.
@@ -100,7 +100,7 @@ def missing_prefill(buckets: Iterable[Bucket], limits: BucketLimits) -> list[Buc
 
 
 def missing_decode(buckets: Iterable[Bucket], limits: BucketLimits) -> list[Bucket]:
-    """The last bucket that decode batches need beside these: one or none.
+    """Return the last bucket that decode batches need beside these: one or none.
 
     The scheduler splits a batch at the most rows and at the most blocks of all buckets, so one bucket has to
     hold both at once.

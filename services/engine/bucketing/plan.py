@@ -54,7 +54,7 @@ class BucketTable:
         self._queries = {batch: list(queries) for batch, queries in self._contexts.items()}
 
     def match(self, batch: int, query: int, context_blocks: int) -> Bucket | None:
-        """The covering bucket with the least work, the smallest of equals; None if no bucket covers."""
+        """Return the covering bucket with the least work, the smallest of equals; None without one."""
         best: Bucket | None = None
         least = 0
         for rows in self._batches[bisect_left(self._batches, batch) :]:
@@ -76,7 +76,7 @@ class BucketTable:
 
 
 def narrow_limits(limits: BucketLimits, axes: BucketAxes) -> BucketLimits:
-    """The limits with the operator's bounds on prefill rows and on the length of a chunk."""
+    """Return the limits with the operator's bounds on prefill rows and on the length of a chunk."""
     rows = axes.prefill_batch.max
     return replace(
         limits,
@@ -86,7 +86,7 @@ def narrow_limits(limits: BucketLimits, axes: BucketAxes) -> BucketLimits:
 
 
 def with_axes(ranges: BucketRanges, axes: BucketAxes, limits: BucketLimits) -> BucketRanges:
-    """The ranges with the operator's settings in place of the strategy's.
+    """Return the ranges with the operator's settings in place of the strategy's.
 
     A maximum beyond what an engine can use ends there. Raises ValueError for a minimum that lies beyond it.
     """
@@ -96,7 +96,7 @@ def with_axes(ranges: BucketRanges, axes: BucketAxes, limits: BucketLimits) -> B
 
 
 def beyond_limits(axes: BucketAxes, limits: BucketLimits) -> list[str]:
-    """One line for each maximum beyond what an engine with these limits can use."""
+    """Return one line for each maximum beyond what an engine with these limits can use."""
     lines = []
     for axis in AXES:
         maximum = getattr(axes, axis).max
@@ -183,11 +183,12 @@ class BucketPlan:
         return self._decode.max_context_blocks
 
     def prefill_bucket(self, batch: int, query: int, context_blocks: int) -> Bucket | None:
-        """The bucket for `batch` chunks of up to `query` tokens after up to `context_blocks` blocks each."""
+        """Return the bucket for `batch` chunks of up to `query` tokens after up to `context_blocks` blocks
+        each."""
         return self._prefill.match(batch, query, context_blocks)
 
     def decode_bucket(self, batch: int, blocks: int) -> Bucket | None:
-        """The bucket for `batch` rows whose sequences hold `blocks` blocks together."""
+        """Return the bucket for `batch` rows whose sequences hold `blocks` blocks together."""
         return self._decode.match(batch, 1, blocks)
 
 
@@ -199,7 +200,7 @@ def build_plan(
     file: Path | None = None,
     axes: BucketAxes | None = None,
 ) -> BucketPlan:
-    """Builds the plan of a named strategy: `padding` takes options, `file` needs a bucket file.
+    """Build the plan of a named strategy: `padding` takes options, `file` needs a bucket file.
 
     Raises ValueError, one line, for an unknown name, for a file that is missing or nonsense, and for settings
     of axes that the strategy does not take or that the limits contradict.
@@ -218,7 +219,7 @@ def build_plan(
 def plan_from(
     ranges: BucketRanges, limits: BucketLimits, axes: BucketAxes | None = None, notes: Iterable[str] = ()
 ) -> BucketPlan:
-    """Builds a plan from ranges. A maximum that a range or a filter drops becomes the last value.
+    """Build a plan from ranges. A maximum that a range or a filter drops becomes the last value.
 
     An axis whose maximum an operator set ends there; if that leaves steps without a bucket, one last bucket
     is added to a phase.
@@ -263,7 +264,7 @@ def plan_from(
 
 
 def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
-    """Builds a plan from listed buckets; those with a query of 1 are for decode.
+    """Build a plan from listed buckets; those with a query of 1 are for decode.
 
     Buckets beyond the limits are left out and named in the plan's `omitted`. If the rest does not cover every
     step, one last bucket is added to a phase.
@@ -288,13 +289,13 @@ def covers_every_step(plan: BucketPlan, limits: BucketLimits) -> bool:
 
 
 def _up_to(values: Iterable[int], maximum: int) -> list[int]:
-    """The values that do not exceed the maximum, and the maximum itself at the end."""
+    """Return the values that do not exceed the maximum, and the maximum itself at the end."""
     kept = [value for value in values if value < maximum]
     return [*kept, maximum]
 
 
 def _at_least_to(values: list[int], maximum: int) -> list[int]:
-    """The values, and the maximum at the end if none reaches it."""
+    """Return the values, and the maximum at the end if none reaches it."""
     return values if values and values[-1] >= maximum else [*values, maximum]
 
 

@@ -24,7 +24,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, buffered: int = _BUFFERED_LINES) -> None:
-        """Raises ValueError if the file cannot be written."""
+        """Raise ValueError if the file cannot be written."""
         self._path = path
         self._max_bytes = max_bytes
         self._buffered = buffered
@@ -43,7 +43,7 @@ class Recorder:
         return self._full
 
     def sequence(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Notes the lengths of a sequence that ended. One without output is left out."""
+        """Note the lengths of a sequence that ended. One without output is left out."""
         if self._full or output_tokens < 1:
             return
         self._lines.append(f'{{"prompt_tokens": {prompt_tokens}, "output_tokens": {output_tokens}}}\n')
@@ -51,7 +51,7 @@ class Recorder:
             self.flush()
 
     def step(self, prefill: Bucket | None, decode: Bucket | None, seconds: float) -> None:
-        """Notes the time of a step with these buckets."""
+        """Note the time of a step with these buckets."""
         if self._full:
             return
         entry = self._steps.get((prefill, decode))
@@ -64,7 +64,7 @@ class Recorder:
             entry[1] += seconds
 
     def flush(self) -> None:
-        """Writes what is buffered, as far as the limit allows."""
+        """Write what is buffered, as far as the limit allows."""
         if self._full:
             return
         lines = self._lines + [

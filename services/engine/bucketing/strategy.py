@@ -159,7 +159,7 @@ def fit_to_pool(minimum: int, step: int, maximum: int, *, pool: int) -> tuple[in
 
 
 def most_of(axis: str, limits: BucketLimits) -> tuple[int, str]:
-    """The largest value of an axis that an engine can use, and why."""
+    """Return the largest value of an axis that an engine can use, and why."""
     match axis:
         case "prefill_batch":
             return limits.max_prefill_seqs, "no more prompts are computed together (max_prefill_batch)"

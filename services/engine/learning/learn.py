@@ -36,7 +36,7 @@ class StepCosts:
 def priced(
     times: StepTimes, prefill: Counter[Bucket], decode: Counter[Bucket], padding_price: float
 ) -> StepCosts:
-    """The costs for these counts of real shapes.
+    """Return the costs for these counts of real shapes.
 
     A phase that pads all its tokens, rows or blocks by 100 % costs `padding_price` of its time more than its
     padding takes.
@@ -61,7 +61,7 @@ _MOST_GRAPHS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be captured: so many graphs, or so many bytes of them. One of the two is set.
+    """A limit of captured graphs: their number, or their bytes. One of the two is set.
 
     The bytes of a graph are those of an average one of its phase. `new_graph_price` is the share of the
     workload's time that a graph has to save to be worth it, unless it is compiled already. `padding_price` is
@@ -115,7 +115,7 @@ def learn_buckets(
     *,
     compiled: Iterable[Bucket] = (),
 ) -> list[Bucket]:
-    """The buckets of both phases for these counts of real shapes, sorted. A query of 1 means decode.
+    """Return the buckets of both phases for these counts of real shapes, sorted. A query of 1 means decode.
 
     Optimal, for the steps as counted, are the staircase over rows and blocks of decode, the cut of prefill's
     rows with a staircase over query and context in each interval, and the split of the budget between the

@@ -36,14 +36,14 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What an engine has recorded, in order."""
+    """Lengths and step times that an engine recorded, in order."""
 
     lengths: tuple[SequenceLengths, ...]
     timings: tuple[StepTiming, ...]
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads JSON lines: {"prompt_tokens": n, "output_tokens": m}, and step timings if there are any.
+    """Read JSON lines: {"prompt_tokens": n, "output_tokens": m}, and step timings if there are any.
 
     Raises ValueError, one line that names the file and the line, for anything else, and for a file without
     lengths.
@@ -68,7 +68,8 @@ def read_recording(path: Path) -> Recording:
 
 
 def chat_lengths(seed: int, count: int) -> list[SequenceLengths]:
-    """Lengths like those of chat traffic: lognormal, half of the prompts over 300 tokens, of the outputs 180.
+    """Return lengths like those of chat traffic: lognormal, half of the prompts over 300 tokens, of the
+    outputs 180.
 
     The tails are long: about one prompt in 40 has more than 2,000 tokens.
     """
@@ -81,7 +82,8 @@ def chat_lengths(seed: int, count: int) -> list[SequenceLengths]:
 
 
 def clipped(lengths: Sequence[SequenceLengths], max_model_len: int) -> list[SequenceLengths]:
-    """The lengths as a model of this length would serve them: outputs end at it, long prompts are refused."""
+    """Return the lengths as a model of this length would serve them: outputs end at it, long prompts are
+    refused."""
     return [
         SequenceLengths(item.prompt_tokens, min(item.output_tokens, max_model_len - item.prompt_tokens))
         for item in lengths

@@ -68,7 +68,10 @@ class Partition:
         self.costs = total[n]
 
     def cut(self, buckets: int) -> list[Interval]:
-        """The intervals of the best cut with exactly so many buckets. Raises ValueError if there is none."""
+        """Return the intervals of the best cut with exactly so many buckets.
+
+        Raises ValueError if there is none.
+        """
         if not np.isfinite(self.costs[buckets]):
             raise ValueError(f"no cut has exactly {buckets} buckets")
         found: list[Interval] = []
@@ -106,7 +109,7 @@ class Staircase:
         self.costs = self._partition.costs
 
     def buckets(self, count: int) -> list[tuple[int, int]]:
-        """The buckets of the best staircase with exactly `count`, as indexes (outer, inner), rising."""
+        """Return the best staircase's buckets, exactly `count`, as indexes (outer, inner), rising."""
         return [bucket for part in self._partition.cut(count) for bucket in self._buckets_of(part)]
 
     def _buckets_of(self, part: Interval) -> list[tuple[int, int]]:
@@ -222,7 +225,7 @@ def decode_curve(
     price: Measure,
     most: int,
 ) -> PhaseCurve:
-    """The best staircases over rows and blocks for these counts of real decode shapes."""
+    """Return the best staircases over rows and blocks for these counts of real decode shapes."""
     last = _last_decode(limits)
     points = _with_unseen(_busier(shapes, last, limits), _unseen_decode(last, limits))
     rows = _axis(points, "batch", _OUTER, keep=[last, *compiled])
@@ -256,7 +259,7 @@ def prefill_curve(
     price: Measure,
     most: int,
 ) -> PhaseCurve:
-    """The best cut of the rows with the best staircases over query and context in each interval of it."""
+    """Return the best cut of the rows, with the best staircase over query and context in each interval."""
     last = missing_prefill((), limits)[0]
     points = _with_unseen(shapes, _unseen_prefill(limits))
     rows = _axis(points, "batch", _PREFILL_ROWS, keep=[last, *compiled])
@@ -300,7 +303,8 @@ def prefill_curve(
 
 
 def _last_decode(limits: BucketLimits) -> Bucket:
-    """The bucket that covers every decode batch, also one whose sequences share blocks beyond the pool's."""
+    """Return the bucket that covers every decode batch, also one whose sequences share blocks beyond the
+    pool's."""
     last = missing_decode((), limits)[0]
     ranges = Exponential.ranges(limits, PaddingOptions())
     blocks = max(last.context_blocks, ranges.decode_blocks.maximum)
@@ -309,7 +313,7 @@ def _last_decode(limits: BucketLimits) -> Bucket:
 
 
 def _axis(points: Points, name: str, most: int, *, keep: Sequence[Bucket]) -> list[int]:
-    """The candidate values of one axis."""
+    """Return the candidate values of one axis."""
     weights: dict[int, float] = {}
     for bucket, weight in points.items():
         value = getattr(bucket, name)
@@ -318,7 +322,7 @@ def _axis(points: Points, name: str, most: int, *, keep: Sequence[Bucket]) -> li
 
 
 def _busier(shapes: Counter[Bucket], last: Bucket, limits: BucketLimits) -> Points:
-    """The shapes, of each a share in more rows with more blocks, and one with more blocks in its rows."""
+    """Return the shapes, a share of each with more rows and blocks, and a share with more blocks alone."""
     points: Points = {}
 
     def add(batch: int, blocks: float, weight: float) -> None:
@@ -345,7 +349,7 @@ def _with_unseen(shapes: Mapping[Bucket, float], unseen: Sequence[Bucket]) -> Po
 
 
 def _unseen_decode(last: Bucket, limits: BucketLimits) -> list[Bucket]:
-    """Batches of all sizes, whose rows have from one block to the most that a row can have."""
+    """Return batches of all sizes, whose rows have from one block to the most that a row can have."""
     found = []
     for batch in _levels(1, last.batch):
         most = min(batch * limits.blocks_per_sequence, last.context_blocks)

@@ -44,7 +44,7 @@ class StepTimes:
     decode_block: float
 
     def prefill(self, bucket: Bucket) -> float:
-        """Seconds of a prefill forward."""
+        """Return seconds of a prefill forward."""
         tokens = bucket.batch * bucket.query
         pairs = tokens * (bucket.context_blocks * self.block_size + bucket.query)
         return (
@@ -54,7 +54,7 @@ class StepTimes:
         )
 
     def decode(self, bucket: Bucket) -> float:
-        """Seconds of a decode forward."""
+        """Return seconds of a decode forward."""
         return (
             self.decode_base
             + self.decode_row * bucket.batch
@@ -65,7 +65,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What a forward has to read and compute.
+    """Bytes that a forward reads and operations that it computes.
 
     `parameters` are those that every token passes, in `parameter_bytes` each; `kv_bytes_per_token` is over
     all layers; `attention_width` is layers * heads * head size.
@@ -81,7 +81,7 @@ class ModelCost:
 def estimated_times(
     cost: ModelCost, *, block_size: int, bytes_per_second: float, flops_per_second: float, launch_s: float
 ) -> StepTimes:
-    """The roofline of a device: a forward takes as long as the slower of reading and computing.
+    """Return the roofline of a device: a forward takes as long as the slower of reading and computing.
 
     A token costs two operations for each parameter and four for each attended slot and unit of attention
     width; a block of KV is read once a decode step; a row's logits are read by the sampler. `launch_s` is
@@ -158,7 +158,7 @@ def _best_knee(
     seconds: npt.NDArray[np.float64],
     timings: Sequence[StepTiming],
 ) -> tuple[list[float], float]:
-    """The coefficients and the end of the flat part with the least squared error."""
+    """Return the coefficients and the end of the flat part with the least squared error."""
     weight = np.sqrt(np.array([t.steps for t in timings], dtype=np.float64))
     knees = np.unique(np.concatenate([[0.0], np.quantile(sizes, np.linspace(0, 1, _MAX_KNEES))]))
     best: tuple[float, list[float], float] | None = None

@@ -41,12 +41,12 @@ class ExactShapes(BucketPlan):
         self._budget = limits.max_num_batched_tokens
 
     def prefill_bucket(self, batch: int, query: int, context_blocks: int) -> Bucket | None:
-        """The shape itself, unless its padded tokens exceed those of a step."""
+        """Return the shape itself, unless its padded tokens exceed those of a step."""
         within = batch * query <= self._budget and super().prefill_bucket(batch, query, context_blocks)
         return Bucket(batch, query, context_blocks) if within else None
 
     def decode_bucket(self, batch: int, blocks: int) -> Bucket | None:
-        """The shape itself."""
+        """Return the shape itself."""
         return Bucket(batch, 1, blocks)
 
 
@@ -67,7 +67,7 @@ class Trace:
     decode: Counter[tuple[Bucket, Bucket]] = field(default_factory=Counter)
 
     def shapes(self, *, decode: bool) -> Counter[Bucket]:
-        """How often each real shape occurred."""
+        """Return how often each real shape occurred."""
         found: Counter[Bucket] = Counter()
         for (shape, _), count in (self.decode if decode else self.prefill).items():
             found[shape] += count
@@ -83,7 +83,7 @@ def run_traffic(
     rate: float,
     seed: int,
 ) -> Trace:
-    """Serves the sequences in their order, arriving at random moments, `rate` a second on average.
+    """Serve the sequences in their order, arriving at random moments, `rate` a second on average.
 
     Steps take what `times` says of their buckets. Every sequence runs to its end. Sequences that the engine
     would refuse are counted as refused.
@@ -123,7 +123,7 @@ def run_loads(
     loads: Sequence[float] = LOADS,
     capacity: float,
 ) -> Trace:
-    """Serves one share of the sequences after the other, each at one of the loads.
+    """Serve one share of the sequences after the other, each at one of the loads.
 
     Loads are shares of `capacity`, which is in sequences a second.
     """
@@ -145,7 +145,7 @@ def run_loads(
 def capacity_of(
     plan: BucketPlan, lengths: Sequence[SequenceLengths], limits: BucketLimits, times: StepTimes
 ) -> float:
-    """Sequences a second that an engine with this plan ends while more always wait."""
+    """Return sequences a second that an engine with this plan ends while more always wait."""
     trace = run_traffic(plan, lengths[:_SATURATING], limits, times, rate=1e9, seed=0)
     if not trace.finished:
         raise ValueError("the engine would refuse every sequence of the length file")
@@ -233,17 +233,17 @@ class Workload:
     def of(
         cls, lengths: Sequence[SequenceLengths], limits: BucketLimits, times: StepTimes, *, seed: int
     ) -> Workload:
-        """Measures the capacity. Raises ValueError if the engine would refuse every sequence."""
+        """Measure the capacity. Raises ValueError if the engine would refuse every sequence."""
         capacity = capacity_of(ExactShapes(limits), lengths, limits, times)
         return cls(lengths, limits, times, capacity, seed)
 
     def run(self, plan: BucketPlan) -> Trace:
-        """Serves the sequences with this plan."""
+        """Serve the sequences with this plan."""
         return run_loads(plan, self.lengths, self.limits, self.times, seed=self.seed, capacity=self.capacity)
 
 
 def learn_for(workload: Workload, budget: Budget, compiled: Sequence[Bucket] = ()) -> list[Bucket]:
-    """Learns buckets for a workload, from what its steps would be without padding."""
+    """Learn buckets for a workload, from what its steps would be without padding."""
     trace = workload.run(ExactShapes(workload.limits))
     return learn_buckets(
         trace.shapes(decode=False),
@@ -256,7 +256,7 @@ def learn_for(workload: Workload, budget: Budget, compiled: Sequence[Bucket] = (
 
 
 def assess(plan: BucketPlan, workload: Workload) -> Assessment:
-    """Serves the workload with this plan and adds up the padding."""
+    """Serve the workload with this plan and adds up the padding."""
     trace = workload.run(plan)
     rows = _padding(trace, "batch")
     blocks = _padding(trace, "context_blocks")

@@ -32,12 +32,12 @@ _PREFILL_ROWS = "VLLM_PROMPT_BS_BUCKET_MAX"
 
 
 def axis_variable(axis: str, setting: str) -> str:
-    """The variable of an axis as vLLM names it: PROMPT_BS and MIN make VLLM_PROMPT_BS_BUCKET_MIN."""
+    """Return the variable of an axis as vLLM names it: PROMPT_BS and MIN make VLLM_PROMPT_BS_BUCKET_MIN."""
     return f"VLLM_{axis}_BUCKET_{setting}"
 
 
 def _strategy(variables: Variables) -> str:
-    """The strategy that counts, by its long name; gives the options that choose it."""
+    """Return the strategy that counts, by its long name; gives the options that choose it."""
     asked = variables.choice(STRATEGY, _STRATEGIES)
     switch = variables.boolean(OLD_SWITCH)
     file = variables.text(FILE)
@@ -68,7 +68,8 @@ def _strategy(variables: Variables) -> str:
 
 
 def _strategy_of_settings(variables: Variables) -> str | None:
-    """The strategy that takes what is set, where none is named and the default would not; gives its option.
+    """Return the strategy that takes what is set, where none is named and the default would not; gives its
+    option.
 
     Recipes for long contexts set ranges for a vLLM whose default is linear.
     """
@@ -94,7 +95,10 @@ def _strategy_of_settings(variables: Variables) -> str | None:
 
 
 def _settings(variables: Variables, axes: tuple[str, ...]) -> dict[str, tuple[str, int]]:
-    """The settings of one option's variables: the variable's name and its value. Raises ConfigError."""
+    """Return the settings of one option's variables: the variable's name and its value.
+
+    Raises ConfigError.
+    """
     found: dict[str, tuple[str, int]] = {}
     for setting in _SETTINGS:
         for name in (axis_variable(axis, setting) for axis in axes):
@@ -128,7 +132,7 @@ def _refusal(strategy: str, option: str, setting: str, value: int) -> str:
 
 
 def translate_buckets(variables: Variables) -> None:
-    """Gives the bucketing options. Raises ConfigError for values out of range."""
+    """Give the bucketing options. Raises ConfigError for values out of range."""
     strategy = _strategy(variables)
     if variables.boolean("VLLM_ENABLE_BUCKETING") is False:
         # As in vLLM there is no warm-up without buckets.

@@ -11,7 +11,8 @@ SPACE, BIND, RESERVED = "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "
 
 
 def _translate(variables: Variables) -> None:
-    """They are the CPU backend's: elsewhere a variable that a machine's profile sets changes nothing."""
+    """Translate the CPU backend's variables; for other devices, where a machine's profile may set them, do
+    nothing."""
     space = variables.integer(SPACE, most=1_048_576)
     bind = _binding(variables)
     reserved = variables.integer(RESERVED, most=1024)

@@ -56,7 +56,7 @@ def _translate_level(variables: Variables) -> None:
 
 
 def _profiled_steps(variables: Variables) -> str | None:
-    """The steps of VLLM_PROFILE_STEPS, FIRST,LAST and both of them too, as START:COUNT."""
+    """Return the steps of VLLM_PROFILE_STEPS, FIRST,LAST and both of them too, as START:COUNT."""
     name = "VLLM_PROFILE_STEPS"
     if (text := variables.text(name)) is None:
         return None

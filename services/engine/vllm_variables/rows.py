@@ -29,15 +29,18 @@ class Variables:
         self.warnings: list[str] = []
 
     def text(self, name: str) -> str | None:
-        """The variable's text without blanks around it, None if it is not set or empty."""
+        """Return the variable's text without blanks around it, None if it is not set or empty."""
         return self._environment.get(name, "").strip() or None
 
     def key(self, name: str) -> str | None:
-        """A variable of keys as it is, None if it is not set. An empty one is for the option to refuse."""
+        """Return a variable of keys as it is, None if it is not set.
+
+        An empty one is for the option to refuse.
+        """
         return self._environment.get(name)
 
     def boolean(self, name: str) -> bool | None:
-        """A switch: 1, true, yes, on and their opposites. Raises ConfigError."""
+        """Return a switch: 1, true, yes, on and their opposites. Raises ConfigError."""
         text = self.text(name)
         if text is None:
             return None
@@ -48,7 +51,7 @@ class Variables:
         raise ConfigError(f"{name} {text[:40]!r}: must be true or false")
 
     def integer(self, name: str, *, least: int = 0, most: int = 2**31 - 1) -> int | None:
-        """A whole number within bounds. Raises ConfigError."""
+        """Return a whole number within bounds. Raises ConfigError."""
         text = self.text(name)
         if text is None:
             return None
@@ -60,7 +63,10 @@ class Variables:
         return value
 
     def choice(self, name: str, choices: Mapping[str, str]) -> str | None:
-        """What the variable's word stands for. Raises ConfigError for a word that is no key of `choices`."""
+        """Return the meaning of the variable's word.
+
+        Raises ConfigError for a word that is no key of `choices`.
+        """
         text = self.text(name)
         if text is None:
             return None
@@ -69,11 +75,11 @@ class Variables:
         return choices[text.lower()]
 
     def give(self, option: str, value: object, origin: str) -> None:
-        """Sets an option. A bad value is refused later under the name of `origin`."""
+        """Set an option. A bad value is refused later under the name of `origin`."""
         self.options[option] = Given(value, origin)
 
     def warn(self, line: str) -> None:
-        """Adds a warning, once."""
+        """Add a warning, once."""
         if line not in self.warnings:
             self.warnings.append(line)
 
@@ -134,15 +140,15 @@ def copied(option: str, test: str, meaning: str = "") -> Row:
 
 
 def unneeded(note: str, *names: str) -> Row:
-    """A row of variables for which there is nothing to do."""
+    """Return a row of variables for which there is nothing to do."""
     return Row(names, Status.NOT_NEEDED, note)
 
 
 def equivalent(note: str, *names: str) -> Row:
-    """A row of variables whose work something else does."""
+    """Return a row of variables whose work something else does."""
     return Row(names, Status.EQUIVALENT, note)
 
 
 def passed_on(note: str, test: str, *names: str) -> Row:
-    """A row of variables that reach the vendor's software or the hub's library as they are."""
+    """Return a row of variables that reach the vendor's software or the hub's library as they are."""
     return Row(names, Status.PASSED_ON, note, test=test)

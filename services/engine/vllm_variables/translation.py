@@ -42,7 +42,7 @@ class Translation:
 
 
 def translate(environment: Mapping[str, str], own: Mapping[str, Any] | None = None) -> Translation:
-    """Reads the variables of the table.
+    """Read the variables of the table.
 
     `own` is what the operator gave by our own options: those win, and options that go with them are left
     out. Raises ConfigError, one line that names the variable, for a value that cannot be read. Values are
@@ -58,7 +58,7 @@ def translate(environment: Mapping[str, str], own: Mapping[str, Any] | None = No
 
 
 def row_of(name: str) -> Row | None:
-    """The row that speaks of a variable; an exact name goes before a pattern."""
+    """Return the row that speaks of a variable; an exact name goes before a pattern."""
     exact = next((row for row in VARIABLES if name in row.names), None)
     return exact or next((row for row in VARIABLES if row.matches(name)), None)
 
