@@ -45,7 +45,7 @@ def warning(check: str, found: str, advice: str) -> Result:
 
 
 def problem(check: str, found: str, advice: str) -> Result:
-    """Return an engine will not run on these cards."""
+    """Return a finding that keeps an engine from running on these cards."""
     return Result(check, Status.PROBLEM, found, advice)
 
 
