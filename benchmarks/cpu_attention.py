@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from catenary_testing.native.attention import NativeAttention, PagedCache, Span
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.device.cpu.native import open_library
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device import CpuSettings, KernelChoice, Quantization, open_device
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
@@ -93,7 +93,7 @@ def compare(steps: list[Callable[[], torch.Tensor]], repeats: int) -> list[float
 def open_way(way: str, options: argparse.Namespace) -> PagedModel:
     """Return the model, run this way."""
     backend, settings = WAYS[way]
-    device = open_device("cpu", threads=options.threads, cpu=settings)
+    device = CpuDevice(options.threads, settings=settings)
     return open_model(prepare_model(options.model), device, dtype=options.dtype, backend=backend)
 
 

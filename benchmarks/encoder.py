@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.quantization import TEXT
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
 from services.engine.model.pooling import Embedder, open_embedder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import prepare_model
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel

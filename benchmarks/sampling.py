@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from services.engine.device import CpuDevice, Device
+from services.engine.device import Device
+from services.engine.device.cpu import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.runner.batches import static_counts
 from services.engine.sampling import (

@@ -24,7 +24,7 @@ from services.engine.core.generation import GeneratingEngine, ServingRecorder
 from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop, Profiler
 from services.engine.core.process import start_engine
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.graphs import Graphs
 from services.engine.kv import BlockPool

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from catenary.config import SERVICE_PREFIXES, VARIABLES, ServiceConfig, flag_name, option_of, settings
 from catenary.cpus import parse_binding
-from catenary.devices import choose_device
+from catenary.devices import DEVICES, DeviceChoice, choose_device
 from catenary.parsers import ReasoningParser, ToolParser
 from services.engine.options import EngineOptions
 
@@ -140,7 +140,7 @@ class UpConfig(ServiceConfig):
         default=None,
         description="Parser of reasoning; none turns it off. Default: derived from the chat template.",
     )
-    device: Literal["auto", "cpu", "cuda", "hpu", "sim"] = Field(
+    device: DeviceChoice = Field(
         default="auto",
         description="Device of the engines. auto: hpu or cuda if the host has one, else cpu. sim: an HPU "
         "simulated on the CPU.",
@@ -238,7 +238,7 @@ class UpConfig(ServiceConfig):
             return device
         # The variable of the engines themselves takes precedence.
         given = os.environ.get("CATENARY_ENGINE_DEVICE", "auto")
-        return given if given in ("cpu", "cuda", "hpu", "sim") else choose_device()
+        return given if given in DEVICES else choose_device()
 
     @field_validator("cpu_bind")
     @classmethod

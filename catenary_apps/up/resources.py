@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from catenary.config import ConfigError
 from catenary.cpus import Binding, Placement, Topology, format_cpus, parse_binding, place
+from catenary.devices import DEVICES
 from catenary.runtime import StartRefused
 from catenary_apps.up.config import UpConfig
 
@@ -72,7 +73,7 @@ CORES_FOR_TWO_TOKENIZERS = 8
 
 def cpus_of(config: UpConfig, topology: Topology, environment: Mapping[str, str]) -> Placement | None:
     """Return the CPUs of engines and services; None if no engine uses a CPU. Raises StartRefused."""
-    if config.device not in ("cpu", "sim"):
+    if not DEVICES[config.device].on_host:
         return None
     binding = parse_binding(config.cpu_bind)
     if config.device == "sim" or (

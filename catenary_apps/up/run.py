@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from catenary import directories
 from catenary.config import EMPTY_KEY, ConfigError, check_variables
 from catenary.cpus import read_topology
+from catenary.devices import DEVICES, why_not_opened
 from catenary.devices import described as described_device
-from catenary.devices import why_not_opened
 from catenary.memory import MemoryWatch
 from catenary.runtime import StartRefused, module_command, run
 from catenary_apps.cli.runtime_directory import RuntimeDirectory
@@ -253,7 +253,7 @@ def modules_of(config: UpConfig, environment: Mapping[str, str]) -> tuple[str, .
     Raises StartRefused if there are more engines than cards for them.
     """
     engines = config.engines * len(config.model)
-    if engines == 1 or config.device not in ("hpu", "sim"):
+    if engines == 1 or not DEVICES[config.device].gaudi:
         return ()
     if one := environment.get(MODULE_ENV):
         raise ConfigError(

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, field_validator
 from catenary.addresses import TcpAddress, parse_address
 from catenary.config import Expert
 from catenary.cpus import parse_binding
+from catenary.devices import devices_that
 from catenary.sequence_limits import BAD_WORD_TOKENS, BAD_WORDS, LOGIT_BIAS, STOP_TOKEN_IDS
 
 
@@ -44,11 +45,10 @@ GENERATING = Only("task", ("generate",))
 EMBEDDING = Only("task", ("embed",))
 HANDING_ON = Only("role", ("prefill", "decode"))
 ON_CPU = Only("device", ("cpu",))
-# A simulated card computes with torch's threads.
-ON_CPU_OR_SIM = Only("device", ("cpu", "sim"))
+ON_HOST = Only("device", devices_that(lambda kind: kind.on_host))
 # Devices that record graphs, and those that record or compile them.
-RECORDING = Only("device", ("cuda", "hpu", "sim"))
-CAPTURING = Only("device", ("cuda", "hpu", "sim"), or_compiled=True)
+RECORDING = Only("device", devices_that(lambda kind: kind.records))
+CAPTURING = Only("device", RECORDING.values, or_compiled=True)
 
 
 class TransferOptions(BaseModel):
@@ -338,7 +338,7 @@ class CpuOptions(BaseModel):
         "device_threads": "CPU",
     }
 
-    device_threads: Annotated[int, ON_CPU_OR_SIM] = Field(
+    device_threads: Annotated[int, ON_HOST] = Field(
         0,
         ge=0,
         le=1024,

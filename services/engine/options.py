@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from catenary.addresses import parse_address
 from catenary.config import ListenOptions, ServiceConfig, settings
-from catenary.devices import choose_device
+from catenary.devices import DeviceChoice, choose_device
 from catenary.sequence_limits import BEAM_NUMBERS, BEAM_WIDTH, MAX_BEAM_WIDTH
 from services.engine.bucketing import (
     AXIS_OPTIONS,
@@ -227,7 +227,7 @@ class EngineOptions(
         description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
         "where it knows everything that the model's config asks for. Encoders are transformers' own.",
     )
-    device: Literal["auto", "cpu", "cuda", "hpu", "sim"] = Field(
+    device: DeviceChoice = Field(
         "auto",
         description="Device that computes. auto: hpu, cuda or cpu, by what is there. sim: an HPU simulated "
         "on the CPU that keeps its rules.",

@@ -11,7 +11,8 @@ import pytest
 
 from services.engine.core.errors import StartError
 from services.engine.core.startup import _open_code_cache
-from services.engine.device import CpuDevice, ExecutionMode
+from services.engine.device import ExecutionMode
+from services.engine.device.cpu import CpuDevice
 from services.engine.device.cpu.native import LEVELS, BuildError, build
 from services.engine.device.cpu.native.building import seal
 from tests.support.small_disk import SmallDisk

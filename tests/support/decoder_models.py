@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice
 from services.engine.model.decoder import Decoder, DecoderModel, DecoderSpec, RopeSpec
 from services.engine.model.open_model import open_model
 from tests.support.torch_engine import VOCAB, Output

@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from services.engine.device import CpuDevice, Execution, ExecutionMode, Forward, MemoryFigures, MemoryUse
+from services.engine.device import Execution, ExecutionMode, Forward, MemoryFigures, MemoryUse
+from services.engine.device.cpu import CpuDevice
 from services.engine.device.cpu.device import CpuMemory
 
 GIB = 2**30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.engine.device import AttentionSettings, ExecutionMode, HpuSettings
-from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice
+from services.engine.device import ExecutionMode
+from services.engine.device.hpu import GAUDI2, GAUDI3, AttentionSettings, HpuDevice, HpuSettings
 from services.engine.device.hpu.bridge import load_bridge
 from services.engine.device.hpu.fused import SWITCHES, parse_switches, probe_kernels
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.open_model import open_model
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from services.engine.device import CpuDevice, Device
+from services.engine.device import Device
+from services.engine.device.cpu import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.sampling import (
     Counts,

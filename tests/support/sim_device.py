@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import Device, ExecutionMode, HpuSettings, open_device, sim
+from services.engine.device import Device, ExecutionMode, sim
 from services.engine.device.base import Forward
+from services.engine.device.hpu import HpuSettings
 
 LAZY = (ExecutionMode.LAZY, ExecutionMode.GRAPH)
 EAGER = (ExecutionMode.LAZY, ExecutionMode.EAGER)
@@ -84,7 +85,7 @@ class Host:
     ) -> Device:
         """The device, on a new card with these settings."""
         self.prepare(mode, **settings)
-        return open_device("sim", mode=mode, hpu=hpu)
+        return sim.open_sim(mode, hpu)
 
     def other_process(self, **settings: Any) -> sim.Card:
         """A card object as another process of this host would have it."""

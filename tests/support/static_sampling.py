@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.engine.device import CpuDevice, Device
+from services.engine.device import Device
+from services.engine.device.cpu import CpuDevice
 from services.engine.graphs import Graphs
 from services.engine.sampling import (
     Call,

@@ -18,7 +18,6 @@ from catenary.telemetry import get_logger
 from catenary.version import __version__
 from services.engine.bucketing import BucketPlan
 from services.engine.core.constraints import open_grammars
-from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.generation import GeneratingEngine, ServingRecorder
 from services.engine.core.handover import open_handover
@@ -26,7 +25,7 @@ from services.engine.core.loop import Profiler
 from services.engine.core.pooling import PoolingEngine
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
-from services.engine.device import Device, DeviceError, ExecutionMode
+from services.engine.device import Device, DeviceError, ExecutionMode, open_device
 from services.engine.graphs import CodeCache, Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
@@ -74,7 +73,7 @@ def open_engine(
     # Documents run eagerly: nothing is captured or compiled for them.
     options = options.model_copy(update={"model": str(directory)} if generates else {"compile": False})
     try:
-        device = device or device_of(options)
+        device = device or open_device(options)
         progress("reading the model's files", 0.1)
         config = check_directory(directory)
         source = _Source(options, directory, config, read_facts(directory, config), device, progress)

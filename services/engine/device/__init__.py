@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+from typing import TYPE_CHECKING
 
+from catenary.devices import DEVICES
 from services.engine.device.attention import HIDDEN, NO_FEATURES, AttentionFeatures
 from services.engine.device.base import (
     DTYPES,
@@ -23,17 +26,7 @@ from services.engine.device.base import (
     failed,
     shape_key,
 )
-from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
-from services.engine.device.cuda import CudaDevice
-from services.engine.device.hpu import (
-    AttentionSettings,
-    HpuSettings,
-    RecipeCache,
-    Softmax,
-    StepLog,
-    open_hpu,
-    prepare_environment,
-)
+from services.engine.device.hpu import hpu_settings, warn_idle
 from services.engine.device.kernels import ACTIVATIONS, grouped_mm, plain_grouped_mm
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.native import (
@@ -49,25 +42,23 @@ from services.engine.device.native import (
     NativeSpec,
 )
 
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
+
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "HIDDEN",
     "NO_FEATURES",
     "AttentionFeatures",
-    "AttentionSettings",
     "Capabilities",
     "Chooser",
-    "CpuDevice",
-    "CpuSettings",
     "Device",
     "DeviceError",
     "Execution",
     "ExecutionMode",
     "Forward",
     "HostCopy",
-    "HpuSettings",
-    "KernelChoice",
     "Kernels",
     "Memory",
     "MemoryFigures",
@@ -81,11 +72,7 @@ __all__ = [
     "NativeProduct",
     "NativeRope",
     "NativeSpec",
-    "Quantization",
-    "RecipeCache",
     "ShapeKey",
-    "Softmax",
-    "StepLog",
     "Stream",
     "Submitted",
     "execution_mode",
@@ -97,27 +84,16 @@ __all__ = [
 ]
 
 
-def open_device(
-    name: str,
-    *,
-    threads: int | None = None,
-    mode: ExecutionMode = ExecutionMode.EAGER,
-    hpu: HpuSettings | None = None,
-    cpu: CpuSettings | None = None,
-) -> Device:
-    """Opens the device that the `--device` option names, to execute in `mode`.
-
-    `threads` and `cpu` are of a CPU, `hpu` of an HPU, real (hpu) or simulated (sim). Raises DeviceError.
-    """
-    if name == "cpu":
-        return CpuDevice(threads, mode, cpu)
-    if name == "sim":
-        # Imported when it is asked for: it registers a device with torch, for good. Like the bridge that it
-        # stands in for, it reads the environment once.
-        prepare_environment(mode)
-        importlib.import_module("services.engine.device.sim").install()
-    if name in ("hpu", "sim"):
-        return open_hpu(mode, hpu or HpuSettings())
-    if name == "cuda":
-        return CudaDevice(mode)
-    raise DeviceError(f"device {name!r} is unknown; choose cpu, cuda, hpu or sim")
+def open_device(options: EngineOptions) -> Device:
+    """Open the device that the options name. Raises DeviceError; ValueError for options that contradict."""
+    mode = execution_mode(
+        options.device,
+        compiled=options.compile,
+        enforce_eager=options.enforce_eager,
+        lazy=os.environ.get("PT_HPU_LAZY_MODE"),
+    )
+    warn_idle(options.device, mode, hpu_settings(options))
+    # Only then: it may load a vendor's package, and the simulated one registers a device with torch for good.
+    module = importlib.import_module(DEVICES[options.device].module)
+    device: Device = module.open_device(options, mode)
+    return device

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from catenary.devices import DEVICES
 from catenary.telemetry import get_logger
 from services.engine.device.attention import DecodeAttention, PrefillAttention
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
@@ -63,12 +64,12 @@ def execution_mode(
     """
     if compiled and enforce_eager:
         raise ValueError("compile and enforce-eager exclude each other: choose one")
-    if device in ("hpu", "sim"):
+    kind = DEVICES[device]
+    if kind.gaudi:
         return _hpu_mode(compiled=compiled, enforce_eager=enforce_eager, lazy=lazy)
     if compiled:
         return ExecutionMode.COMPILE
-    # A CPU has no graphs to replay: its kernels are the default.
-    return ExecutionMode.EAGER if enforce_eager or device == "cpu" else ExecutionMode.GRAPH
+    return ExecutionMode.EAGER if enforce_eager or not kind.records else ExecutionMode.GRAPH
 
 
 def _hpu_mode(*, compiled: bool, enforce_eager: bool, lazy: str | None) -> ExecutionMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -27,6 +27,9 @@ from services.engine.device.base import (
 from services.engine.device.inductor import InductorExecution, allow_many_shapes
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.profiling import Event, torch_activities
+
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
 
 
 class PinnedCopy:
@@ -180,6 +183,12 @@ class CudaDevice(Device):
             CompiledExecution(mode) if compiled else GraphExecution(mode),
             CudaStream(torch_device),
         )
+
+
+def open_device(options: EngineOptions, mode: ExecutionMode) -> CudaDevice:
+    """Open the GPU of an engine; no option is CUDA's own. Raises DeviceError."""
+    del options
+    return CudaDevice(mode)
 
 
 def _check_available() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.engine.device import AttentionFeatures, AttentionSettings, sim
-from services.engine.device.hpu import HpuDevice
+from services.engine.device import AttentionFeatures, sim
+from services.engine.device.hpu import AttentionSettings, HpuDevice
 from services.engine.device.hpu.attention import softmax_mode
 from services.engine.device.hpu.settings import Softmax
 from services.engine.device.sim.fused.kernels import NOISE

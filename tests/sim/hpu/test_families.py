@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import CpuDevice, sim
+from services.engine.device import sim
+from services.engine.device.cpu import CpuDevice
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
 from tests.sim.conftest import NewCard

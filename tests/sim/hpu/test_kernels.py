@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.engine.device import NO_FEATURES as PLAIN
-from services.engine.device import CpuDevice, Device, DeviceError
+from services.engine.device import Device, DeviceError
+from services.engine.device.cpu import CpuDevice
 from services.engine.device.hpu import GAUDI2, GAUDI3
 from services.engine.device.hpu.fused import (
     SWITCHES,

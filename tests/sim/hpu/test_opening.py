@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache
-from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice, bridge, open_card, properties_of
+from services.engine.device import DeviceError, ExecutionMode
+from services.engine.device.hpu import (
+    GAUDI2,
+    GAUDI3,
+    HpuDevice,
+    HpuSettings,
+    RecipeCache,
+    bridge,
+    open_card,
+    properties_of,
+)
 from services.engine.device.hpu.bridge import Installed, check_versions, prepare_environment
 from services.engine.device.hpu.open_card import Driver
 from tests.support.sim_device import Host

@@ -11,8 +11,8 @@ import structlog
 import torch
 
 from services.engine.config import EngineConfig
-from services.engine.core import devices
-from services.engine.device import ExecutionMode, HpuSettings, StepLog
+from services.engine.device import ExecutionMode, open_device
+from services.engine.device.hpu import HpuSettings, StepLog, hpu_settings
 from services.engine.device.hpu.execution import HpuExecution
 from services.engine.graphs import Phase
 from tests.support.sim_device import EAGER, Host
@@ -134,7 +134,7 @@ def test_no_warm_up(start: Start, mode: ExecutionMode, expected: list[list[int]]
 
 
 def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices.hpu_settings(core_options()) == HpuSettings()
+    assert hpu_settings(core_options()) == HpuSettings()
     given = core_options(
         layers_per_graph=4,
         weights_load_device="cpu",
@@ -146,7 +146,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         gc_threshold_multiplier=2,
         numa_binding=False,
     )
-    settings = devices.hpu_settings(given)
+    settings = hpu_settings(given)
     assert (settings.layers_per_graph, settings.weights_on_host, settings.numa_binding) == (4, True, False)
     assert (settings.log_compilations, settings.log_fallbacks) == (StepLog.NEW, StepLog.ALL)
     cache = settings.recipe_cache
@@ -156,7 +156,7 @@ def test_options_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_of_hpus_say_so_on_other_devices() -> None:
     with structlog.testing.capture_logs() as logs:
-        devices.device_of(core_options(layers_per_graph=4)).stream.close()
+        open_device(core_options(layers_per_graph=4)).stream.close()
     assert logs == [
         {
             "event": "options that concern HPUs alone change nothing here",
@@ -185,7 +185,7 @@ def test_options_of_other_modes_say_so(host: Host, mode: ExecutionMode, idle: li
         compile_only_warmup=False,
     )
     with structlog.testing.capture_logs() as logs:
-        devices.device_of(options).stream.close()
+        open_device(options).stream.close()
     said = [line for line in logs if line["event"] == "options that change nothing in this execution mode"]
     assert [(line["options"], line["mode"]) for line in said] == [(idle, mode.value)]
 

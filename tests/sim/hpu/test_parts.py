@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache, StepLog
-from services.engine.device.hpu import HpuDevice, execution, open_card
+from services.engine.device import DeviceError, ExecutionMode
+from services.engine.device.hpu import HpuDevice, HpuSettings, RecipeCache, StepLog, execution, open_card
 from services.engine.device.hpu.bridge import spawn_children
 from services.engine.device.hpu.device import EventCopy, PinnedMemory
 from services.engine.device.hpu.fused import FusedKernels

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from services.engine.device import ExecutionMode, HpuSettings
-from services.engine.device.hpu import GAUDI3, HpuDevice
+from services.engine.device import ExecutionMode
+from services.engine.device.hpu import GAUDI3, HpuDevice, HpuSettings
 from services.engine.device.hpu.bridge import load_bridge
 from services.engine.device.hpu.fused import parse_switches, probe_kernels
 from tests.sim.conftest import NewCard

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Memory
+from services.engine.device import Memory
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice
 from services.engine.device.cpu.device import CpuMemory
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel

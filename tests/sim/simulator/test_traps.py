@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
+from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, sim
+from services.engine.device.cpu import CpuDevice
 from services.engine.device.sim.card import acquire
 from services.engine.device.sim.graphs import wrap
 from services.engine.model.paged import LayerCache, LayerSpec
@@ -35,7 +36,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     monkeypatch.setenv("CATENARY_SIM", f"lock_directory={tmp_path}")
     torch._dynamo.reset()
     with torch.inference_mode():
-        yield lambda mode: open_device("sim", mode=mode)
+        yield lambda mode: sim.open_sim(mode)
     sim.card().release()
 
 
@@ -270,7 +271,7 @@ def test_a_decode_can_be_captured_and_equals_the_cpus(opened: Opener) -> None:
     tensors = (query, *caches, blocks, rows, bias)
     on_card = [tensor.to("hpu") for tensor in tensors]
     replay = device.execution.capture(lambda *given: attend(device, *given), on_card)
-    expected = attend(open_device("cpu"), *tensors)
+    expected = attend(CpuDevice(), *tensors)
     torch.testing.assert_close(replay(*on_card).cpu()[:2], expected[:2])
     assert sim.card().counters.captures == 1
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from catenary.devices import ChosenDevice, choose_device, described, why_not_opened
+from catenary.devices import DEVICES, ChosenDevice, choose_device, described, why_not_opened
 from catenary_apps.up import UpConfig
 from services.engine.config import EngineConfig
 
@@ -96,3 +97,13 @@ def test_what_was_said_to_the_engines_counts_for_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CATENARY_ENGINE_DEVICE", "sim")
     assert UpConfig().device == "sim"
     assert UpConfig(device="cpu").device == "cpu"
+
+
+def test_each_device_has_an_extra_and_a_module() -> None:
+    root = Path(__file__).parents[3]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert sorted(DEVICES) == ["cpu", "cuda", "hpu", "sim"]
+    for kind in DEVICES.values():
+        assert kind.extra in extras
+        path = root / kind.module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

@@ -12,7 +12,8 @@ from catenary_apps.cli.runtime_directory import check_temporary_directory
 from catenary_apps.up.run import cache_directory as cache_of_up
 from catenary_apps.up.run import require_writable
 from gateway.state.database import StateDirectory
-from services.engine.device import DeviceError, RecipeCache
+from services.engine.device import DeviceError
+from services.engine.device.hpu import RecipeCache
 from services.engine.device.hpu.open_card import use_recipe_cache
 from services.engine.model import ModelError, default_cache_dir, prepare_model, resolve_source
 

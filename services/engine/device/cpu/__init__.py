@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.engine.device.cpu.device import CpuDevice
-from services.engine.device.cpu.settings import CpuSettings, KernelChoice, Quantization
+from services.engine.device.cpu.device import CpuDevice, open_device
+from services.engine.device.cpu.settings import CpuSettings, KernelChoice, Quantization, cpu_settings, cpus_of
 from services.engine.device.cpu.structures import Linear, Operand, WeightKind
 from services.engine.device.cpu.threads import Team
 
@@ -16,4 +16,7 @@ __all__ = [
     "Quantization",
     "Team",
     "WeightKind",
+    "cpu_settings",
+    "cpus_of",
+    "open_device",
 ]

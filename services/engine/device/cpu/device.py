@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -33,7 +33,7 @@ from services.engine.device.cpu.native import BuildError, Library, open_library
 from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_dtype, why_not_native
 from services.engine.device.cpu.native_linears import CpuNativeLinears
 from services.engine.device.cpu.packing import map_zeros
-from services.engine.device.cpu.settings import CpuSettings, KernelChoice
+from services.engine.device.cpu.settings import CpuSettings, KernelChoice, cpu_settings, cpus_of
 from services.engine.device.cpu.threads import Team, ask_for_slices
 from services.engine.device.inductor import InductorExecution, allow_many_shapes, has_compiler
 from services.engine.device.memory import (
@@ -46,6 +46,9 @@ from services.engine.device.memory import (
 )
 from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 from services.engine.device.profiling import Event, torch_activities
+
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
 
 Result = TypeVar("Result")
 
@@ -248,6 +251,12 @@ class CpuDevice(Device):
             stream,
             notices,
         )
+
+
+def open_device(options: EngineOptions, mode: ExecutionMode) -> CpuDevice:
+    """Open the CPU of an engine. Raises DeviceError, ValueError."""
+    placed = cpus_of(options)
+    return CpuDevice(placed.threads, mode, cpu_settings(options, placed.cpus))
 
 
 def _allowed_cores() -> int:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from catenary.cpus import Binding, EngineCpus, parse_binding, place, read_topology
+from catenary.directories import expanded
+
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
 
 
 class KernelChoice(Enum):
@@ -48,3 +55,35 @@ class CpuSettings:
         if self.quantization is not None:
             return f"quantization {self.quantization.value}"
         return "cpu-kernels native" if self.kernels is KernelChoice.NATIVE else None
+
+
+def cpus_of(options: EngineOptions) -> EngineCpus:
+    """Return the threads of the forwards and, if they are bound, the CPU of each. Raises ValueError."""
+    try:
+        # By itself an engine does not know who else computes here, so it takes no CPU that it was not given.
+        binding = Binding(lists=parse_binding(options.cpu_bind).lists)
+        placed = place(read_topology(), 1, binding, options.cpu_reserve or 0).engines[0]
+    except ValueError as error:
+        raise ValueError(f"cpu_bind, cpu_reserve: {error}") from None
+    threads = options.device_threads
+    if not threads:
+        return placed
+    if placed.cpus is None:
+        return EngineCpus(threads)
+    if threads > len(placed.cpus):
+        raise ValueError(f"device_threads {threads} is more than the {len(placed.cpus)} CPUs of cpu_bind")
+    return EngineCpus(threads, placed.cpus[:threads])
+
+
+def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
+    """Return the settings of a CPU."""
+    packed = None if options.quantization == "none" else Quantization(options.quantization)
+    cache = expanded(options.cache_dir) if options.cache_dir else None
+    return CpuSettings(
+        KernelChoice(options.cpu_kernels),
+        packed,
+        cpus,
+        cache,
+        options.cpu_slice_us,
+        options.cpu_kernels_compile_timeout_s,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.device.hpu.bridge import prepare_environment
 from services.engine.device.hpu.device import HpuDevice
-from services.engine.device.hpu.open_card import open_hpu
+from services.engine.device.hpu.open_card import open_device, open_hpu
 from services.engine.device.hpu.settings import (
     GAUDI2,
     GAUDI3,
@@ -13,7 +13,9 @@ from services.engine.device.hpu.settings import (
     RecipeCache,
     Softmax,
     StepLog,
+    hpu_settings,
     properties_of,
+    warn_idle,
 )
 
 __all__ = [
@@ -25,7 +27,10 @@ __all__ = [
     "RecipeCache",
     "Softmax",
     "StepLog",
+    "hpu_settings",
+    "open_device",
     "open_hpu",
     "prepare_environment",
     "properties_of",
+    "warn_idle",
 ]

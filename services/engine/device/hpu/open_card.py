@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from catenary.directories import NoHomeError, expanded
 from catenary.telemetry import get_logger
@@ -21,7 +21,10 @@ from services.engine.device.base import DeviceError, ExecutionMode
 from services.engine.device.hpu.bridge import Bridge, installed, load_bridge, spawn_children
 from services.engine.device.hpu.device import HpuDevice
 from services.engine.device.hpu.fused import parse_switches, probe_kernels
-from services.engine.device.hpu.settings import HpuSettings, RecipeCache, properties_of
+from services.engine.device.hpu.settings import HpuSettings, RecipeCache, hpu_settings, properties_of
+
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +287,8 @@ def open_hpu(mode: ExecutionMode, settings: HpuSettings, *, local_rank: int = 0)
     log.info("HPU acquired", card=name, software=bridge.version, mode=mode.value, module=module)
     fused = probe_kernels(properties, bridge.version, switches)
     return HpuDevice(bridge, properties, mode, settings, fused)
+
+
+def open_device(options: EngineOptions, mode: ExecutionMode) -> HpuDevice:
+    """Acquire the card of an engine. Raises DeviceError."""
+    return open_hpu(mode, hpu_settings(options))

@@ -8,8 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.engine.device.base import DeviceError
+from catenary.devices import DEVICES
+from catenary.telemetry import get_logger
+from services.engine.device.base import DeviceError, ExecutionMode
+
+if TYPE_CHECKING:
+    from services.engine.options import EngineOptions
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +103,53 @@ class HpuSettings:
     log_fallbacks: StepLog = StepLog.OFF
     attention: AttentionSettings = AttentionSettings()
     kernels: str = ""
+
+
+def hpu_settings(options: EngineOptions) -> HpuSettings:
+    """Return the settings of an HPU."""
+    cache = None
+    if options.recipe_cache is not None:
+        cache = RecipeCache(options.recipe_cache, options.recipe_cache_mib, options.recipe_cache_clear)
+    return HpuSettings(
+        layers_per_graph=options.layers_per_graph,
+        regional_compilation=options.regional_compilation,
+        compile_fullgraph=options.compile_fullgraph,
+        compile_only_warmup=options.compile_only_warmup,
+        weights_on_host=options.weights_load_device == "cpu",
+        recipe_cache=cache,
+        gc_threshold_multiplier=options.gc_threshold_multiplier,
+        numa_binding=options.numa_binding,
+        log_compilations=StepLog(options.log_step_compilations),
+        log_fallbacks=StepLog(options.log_step_fallbacks),
+        attention=AttentionSettings(
+            Softmax(options.attention_softmax), options.attention_slice_from, options.attention_slice_chunk
+        ),
+        kernels=options.kernels,
+    )
+
+
+# Settings that have a meaning in some modes alone.
+_LAZY = (ExecutionMode.LAZY, ExecutionMode.GRAPH)
+_COMPILED = (ExecutionMode.COMPILE,)
+_MODES = {
+    "layers_per_graph": _LAZY,
+    "regional_compilation": _COMPILED,
+    "compile_fullgraph": _COMPILED,
+    "compile_only_warmup": _COMPILED,
+}
+
+
+def warn_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
+    """Warn of settings that change nothing on this device or in this mode."""
+    default = HpuSettings()
+    if not DEVICES[device].gaudi:
+        if settings != default:
+            log.warning("options that concern HPUs alone change nothing here", device=device)
+        return
+    idle = [
+        name
+        for name, modes in _MODES.items()
+        if mode not in modes and getattr(settings, name) != getattr(default, name)
+    ]
+    if idle:
+        log.warning("options that change nothing in this execution mode", options=idle, mode=mode.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.domain import FinishReason
 from services.engine.link import AbortSequences, StopCore
 from services.engine.runner import PlanError

@@ -13,9 +13,9 @@ from catenary.config import ConfigError
 from catenary.cpus import EngineCpus, read_topology
 from services.engine import app
 from services.engine.config import EngineConfig
-from services.engine.core.devices import cpus_of
 from services.engine.core.errors import StartError
 from services.engine.core.process import bind_core
+from services.engine.device.cpu import cpus_of
 from services.engine.options import EngineOptions
 from services.engine.servicer import preloaded
 

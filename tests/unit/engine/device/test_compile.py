@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.device import CpuDevice, DeviceError, ExecutionMode
+from services.engine.device import DeviceError, ExecutionMode
+from services.engine.device.cpu import CpuDevice
 from tests.support.repository import ROOT
 from tests.support.torch_engine import save_tiny_model
 

@@ -8,22 +8,24 @@ import sys
 import pytest
 import torch
 
-from services.engine.device import AttentionFeatures, CpuDevice, DeviceError, open_device
+from services.engine.device import AttentionFeatures, DeviceError
 from services.engine.device.attention import fused_prefill
+from services.engine.device.cpu import CpuDevice
+from services.engine.device.cuda import CudaDevice
 from tests.support.repository import ROOT
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(DeviceError, match="built without CUDA: install a CUDA build of torch"):
-        open_device("cuda")
+        CudaDevice()
 
 
 def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"nvidia-smi lists one, that the driver fits CUDA 13\.0"):
-        open_device("cuda")
+        CudaDevice()
 
 
 @pytest.mark.parametrize("kind", ["causal", "bool", "float", "softcap"])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from services.engine.bucketing import Bucket
-from services.engine.device import CpuDevice, Device, Execution, ExecutionMode
+from services.engine.device import Device, Execution, ExecutionMode
+from services.engine.device.cpu import CpuDevice
 from services.engine.graphs import (
     BackgroundWarmUp,
     CaptureSchedule,

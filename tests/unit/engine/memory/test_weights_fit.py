@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, MemoryFigures, Quantization
+from services.engine.device import MemoryFigures
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.device.cpu import device as cpu_device
 from services.engine.device.cpu.native import BuildError
 from services.engine.memory import InsufficientMemory

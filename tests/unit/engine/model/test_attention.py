@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import AttentionFeatures, CpuDevice
+from services.engine.device import AttentionFeatures
 from services.engine.device import attention as explicit_module
+from services.engine.device.cpu import CpuDevice
 from services.engine.model.paged import PrefillInputs, attend
 from services.engine.model.transformers_backend import UnsupportedAttention
 from services.engine.model.transformers_backend.modules import paged_attention

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.bucketing import Bucket
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.domain import SamplingOptions
 from services.engine.runner.batches import (
     PENDING,

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from catenary_testing.native.products import Products, Way
-from services.engine.device import Chooser, Quantization
+from services.engine.device import Chooser
+from services.engine.device.cpu import Quantization
 from services.engine.device.cpu.native import Level
 from services.engine.device.cpu.structures import WeightKind
 from services.engine.model.decoder import DecoderModel

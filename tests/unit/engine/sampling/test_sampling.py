@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.engine.device import CpuDevice, Kernels
+from services.engine.device import Kernels
+from services.engine.device.cpu import CpuDevice
 from services.engine.sampling import RowParams, RowStatus, SampledToken
 from tests.support.sampling import CPU, exact_program, exact_stages, row, run
 

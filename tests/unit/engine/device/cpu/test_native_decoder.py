@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
 from services.engine.core.process import start_engine
-from services.engine.device import CpuDevice, CpuSettings, DeviceError, ExecutionMode, Quantization
+from services.engine.device import DeviceError, ExecutionMode
+from services.engine.device.cpu import CpuDevice, CpuSettings, Quantization
 from services.engine.device.cpu import device as cpu_device
 from services.engine.device.cpu.native import BuildError, open_library
 from services.engine.device.cpu.packing import Packer

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.engine.device import (
-    CpuDevice,
-    CpuSettings,
-    DeviceError,
-    ExecutionMode,
-    KernelChoice,
-    NativeLinear,
-)
-from services.engine.device import Quantization as Q
+from services.engine.device import DeviceError, ExecutionMode, NativeLinear
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice
+from services.engine.device.cpu import Quantization as Q
 
 # The largest relative error of a product with random Gaussian weights and rows.
 ERRORS = {Q.INT8: 0.02, Q.INT4: 0.1}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.device import Quantization
+from services.engine.device.cpu import Quantization
 from tests.support.decoder_models import (
     FAMILIES,
     TOLERANCE,

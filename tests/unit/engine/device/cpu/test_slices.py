@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.config import EngineConfig
-from services.engine.core.devices import cpu_settings
-from services.engine.device import CpuDevice, CpuSettings
+from services.engine.device.cpu import CpuDevice, CpuSettings, cpu_settings
 from services.engine.device.cpu import threads as cpu_threads
 from services.engine.device.cpu.native import open_library
 from services.engine.device.cpu.threads import Team, ask_for_slices

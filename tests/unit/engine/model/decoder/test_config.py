@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import UnsupportedByDecoder, spec_from_config
 from services.engine.model.open_model import open_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
 from services.engine.model.decoder.layers import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from services.engine.device import CpuDevice, CpuSettings, KernelChoice, Quantization
+from services.engine.device.cpu import CpuDevice, CpuSettings, KernelChoice, Quantization
 from services.engine.model import ModelError
 from services.engine.model.open_model import open_model
 from services.engine.model.pooling import (

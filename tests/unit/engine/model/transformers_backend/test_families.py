@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.model.paged import PagedModel
 from services.engine.model.transformers_backend import load_model
 from tests.support.torch_engine import LocalCore, Output, tiny_options

@@ -12,7 +12,7 @@ import transformers
 
 from services.engine.core.errors import StartError
 from services.engine.core.process import start_engine
-from services.engine.device import CpuDevice
+from services.engine.device.cpu import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.open_model import open_model
 from services.engine.model.transformers_backend import load_model
