@@ -29,7 +29,7 @@ class HandoverMetrics:
     """Counts the parts of split sequences as they begin and end."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        halves = Counter(
+        handovers = Counter(
             _PREFIX + "handovers",
             "Prompts given to engines that compute prompts alone (begun), those that were offered on, and "
             "what came of them: the KV arrived (done), or another engine computed the prompt after all, as "
@@ -38,7 +38,7 @@ class HandoverMetrics:
             ["result"],
             registry=registry,
         )
-        self._results = {name: halves.labels(name) for name in RESULTS}
+        self._results = {name: handovers.labels(name) for name in RESULTS}
         self._tokens = Counter(
             _PREFIX + "transferred_tokens",
             "Prompt tokens whose KV went to another engine.",
