@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from catenary.columns import MalformedStep
+from catenary.outbox import Messages, Outbox
 from catenary.rpc import RpcError
 from catenary.schema import SCHEMA_REVISION
 from catenary.telemetry import get_logger
@@ -31,9 +32,9 @@ MAX_BYTES = (1 << 20) + (1 << 16)
 
 
 class KvPublication:
-    """One PublishKv stream. Nothing here waits for the engine; the stream's writer drains `messages`.
+    """One PublishKv stream, which never waits for the engine.
 
-    The index has of the engine what this stream told, and nothing once it is closed.
+    The index knows of the engine what the stream has told, and nothing once it is closed.
     """
 
     def __init__(self, engine: Engine, index: KvIndex[Engine], *, max_resyncs: int) -> None:
@@ -43,14 +44,8 @@ class KvPublication:
         self._index = index
         self._feed = KvFeed(index, engine)
         self._max_resyncs = max_resyncs
-        self._resync: int | None = None
-        self._closed = False
-        self._wake = asyncio.Event()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the stream has ended."""
-        return self._closed
+        self._asked: Messages[engine_pb2.PublishKvResponse] = Messages()
+        self._outbox = Outbox(self._asked)
 
     def receive(self, request: engine_pb2.PublishKvRequest) -> None:
         """Handle a message after the hello.
@@ -58,7 +53,7 @@ class KvPublication:
         Raises:
             Refused: it breaks the contract, names more blocks than the engine has, or was one gap too many.
         """
-        if self._closed:
+        if self._outbox.closed:
             return
         changes = len(request.changes.changes)
         if changes > MAX_CHANGES or request.ByteSize() > MAX_BYTES:
@@ -75,22 +70,16 @@ class KvPublication:
 
     def close(self, error: common_pb2.Error | None = None) -> None:
         """End the stream; with `error`, as a refusal. The first close decides."""
-        if self._closed:
+        if self._outbox.closed:
             return
-        self._closed = True
         self.error = error
         self._feed.close()
-        self._wake.set()
+        self._outbox.close()
 
     async def messages(self) -> AsyncIterator[engine_pb2.PublishKvResponse]:
         """Yield the messages to write until the publication is closed."""
-        while not self._closed:
-            self._wake.clear()
-            if self._resync is not None:
-                resync, self._resync = engine_pb2.KvResync(last_number=self._resync), None
-                yield engine_pb2.PublishKvResponse(resync=resync)
-            if not self._wake.is_set():
-                await self._wake.wait()
+        while (message := await self._outbox.next()) is not None:
+            yield message
 
     def _take(self, request: engine_pb2.PublishKvRequest) -> bool:
         match request.WhichOneof("payload"):
@@ -105,8 +94,8 @@ class KvPublication:
         self.resyncs += 1
         if self.resyncs > self._max_resyncs:
             raise _refusal(f"There were more than {self._max_resyncs} gaps (max-kv-resyncs).")
-        self._resync = self._feed.last_number
-        self._wake.set()
+        resync = engine_pb2.KvResync(last_number=self._feed.last_number)
+        self._outbox.put(self._asked, engine_pb2.PublishKvResponse(resync=resync), "resync")
 
 
 def _refusal(message: str) -> Refused:
