@@ -382,11 +382,11 @@ class Lifecycle:
 
     def _place(self, sequence: LiveSequence, *, excluding: Collection[Engine] = ()) -> None:
         request, leader = sequence.request, sequence.same_prompt_as
-        request.beside = None if leader is None else leader.engine
+        request.prompt_engine = None if leader is None else leader.engine
         placed = self._placer.place(request, excluding=excluding)
         engine = placed.engine
         validate_task(sequence.spec, engine.model)
-        if engine is request.beside:
+        if engine is request.prompt_engine:
             kv_tokens = min(request.kv_tokens, engine.capacity.block_size)
         else:
             kv_tokens = max(0, request.kv_tokens - placed.receipt.matched_tokens)

@@ -240,7 +240,7 @@ _FIRST_ROW = np.zeros(1, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a sequence goes, and why."""
+    """The engine of a sequence, and the receipt."""
 
     engine: Engine
     receipt: Receipt
@@ -290,13 +290,13 @@ class Placer:
         began = self._clock()
         candidates = self._candidates(request, excluding, role, began)
         policy = self._policies.get(request.model, self._policy)
-        choice = Choice(0, "same_prompt") if candidates.beside else policy.pick(request, candidates)
+        choice = Choice(0, "same_prompt") if candidates.same_prompt else policy.pick(request, candidates)
         engine = candidates.engine(choice.position)
         looked = candidates.looked
         matched = 0 if looked is None else int(looked.tokens[choice.position])
         request.placements += 1
         # The rest of a prompt that is there already is less than a block.
-        most = engine.capacity.block_size if candidates.beside else len(request.token_ids)
+        most = engine.capacity.block_size if candidates.same_prompt else len(request.token_ids)
         request.uncached_tokens = min(most, len(request.token_ids) - matched)
         if policy.memory is Memory.ALL or (
             policy.memory is Memory.UNTOLD and not self._prefixes.tells(engine)
@@ -348,14 +348,16 @@ class Placer:
             )
         columns = self.fleet.columns(request.model)
         if len(columns) == 1 and not excluding and self._can_take(request, columns.engines[0], role):
-            beside = request.beside is not None and columns.row_of(request.beside.epoch) is not None
-            return Candidates(columns, _FIRST_ROW, request, self._prefixes, now, beside=beside)
+            same_prompt = (
+                request.prompt_engine is not None and columns.row_of(request.prompt_engine.epoch) is not None
+            )
+            return Candidates(columns, _FIRST_ROW, request, self._prefixes, now, same_prompt=same_prompt)
         serving = columns.open_to(role, excluding)
         if not serving.any():
             raise not_served(self._retry_after_ms)
         free = serving & columns.free_for(request)
-        if (row := _row_beside(request, columns, free)) is not None:
-            return Candidates(columns, np.array([row]), request, self._prefixes, now, beside=True)
+        if (row := _row_of_same_prompt(request, columns, free)) is not None:
+            return Candidates(columns, np.array([row]), request, self._prefixes, now, same_prompt=True)
         (rows,) = self._roomy(request, columns, free).nonzero()
         if not len(rows):
             raise Refused(
@@ -394,9 +396,9 @@ class Placer:
         return roomy
 
 
-def _row_beside(request: PlacementRequest, columns: EngineColumns, free: Mask) -> int | None:
+def _row_of_same_prompt(request: PlacementRequest, columns: EngineColumns, free: Mask) -> int | None:
     """Return the row of the engine that has the prompt, if it can take the request, too."""
-    row = None if request.beside is None else columns.row_of(request.beside.epoch)
+    row = None if request.prompt_engine is None else columns.row_of(request.prompt_engine.epoch)
     if row is None or not (free & columns.roomy(request.sequences, min(1, request.kv_tokens)))[row]:
         return None
     return row

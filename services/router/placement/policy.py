@@ -93,8 +93,8 @@ class PlacementRequest:
     """The facts for a policy: one object for all placements of a sequence, so blocks are named once.
 
     `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in earlier attempts. `salt`:
-    of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`: the engine
-    of a sequence with the same prompt; the placer prefers it if it has room, and asks no policy then.
+    of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `prompt_engine`: of
+    a sequence with the same prompt; the placer prefers it if it has room, and asks no policy then.
     `quarantined`: only an engine without work will do. `kv_tokens`: tokens of KV that it needs room for; 0
     for what keeps no KV. `queued_ms`: its wait, for the receipt.
     """
@@ -106,7 +106,7 @@ class PlacementRequest:
     salt: bytes = b""
     session_id: str = ""
     sequences: int = 1
-    beside: Engine | None = None
+    prompt_engine: Engine | None = None
     quarantined: bool = False
     kv_tokens: int = 0
     queued_ms: int = 0
@@ -152,7 +152,7 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Where a columns's engines are in the index, while that is of this version."""
+    """The slots of a model's engines in the index, as long as that has this version."""
 
     version: int
     slots: Tokens
@@ -262,7 +262,7 @@ class Candidates:
     """Engines that serve the model, have room, and may be given the request: one or more rows of columns.
 
     A policy works on columns over these rows, `candidates.of(columns.sequences)`, and returns a position in
-    them. `now`: seconds of the placer's clock. `beside`: the one engine has the same prompt. `looked`: the
+    them. `now`: seconds of the placer's clock. `same_prompt`: the one engine has the prompt. `looked`: the
     last result of `matched`, `told` or `guessed`, for the receipt.
     """
 
@@ -271,7 +271,7 @@ class Candidates:
     request: PlacementRequest
     prefixes: Prefixes
     now: float
-    beside: bool = field(default=False, kw_only=True)
+    same_prompt: bool = field(default=False, kw_only=True)
     looked: Matched | None = field(default=None, init=False)
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ def test_the_engine_with_the_same_prompt_is_listed_without_a_score():
     book = ReceiptBook(4)
     placer = placer_of(fleet, book)
     asked = request("r")
-    asked.beside = list(fleet)[1]
+    asked.prompt_engine = list(fleet)[1]
     receipt = placer.place(asked).receipt.message()
     assert receipt.reason == "same_prompt"
     assert [candidate.instance_id for candidate in receipt.candidates] == ["i1"]
