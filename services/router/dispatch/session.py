@@ -105,10 +105,11 @@ class Session:
 
     def row(self, handle: int) -> StepRow:
         """See Sink."""
-        first = handle in self._silent
-        if first:
+        if handle in self._silent:
             self._silent.remove(handle)
-        row = self.outbox.steps.row(handle, first=first)
+            row = self.outbox.steps.row(handle, first=True)
+        else:
+            row = self.outbox.steps.row(handle)
         if not row.token_ids:
             # A row with tokens has woken the writer before.
             self.outbox.wake()
