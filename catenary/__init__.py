@@ -1,4 +1,4 @@
-"""What every Catenary service and client imports."""
+"""The base that every Catenary service and client imports."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import random
 class Backoff:
     """Delays that double from `initial_s` to `maximum_s`.
 
-    Each is drawn between `1 - jitter` of it and all of it, so that those who failed together do not come back
-    together; jitter 0 is for somebody who waits alone.
+    Each is drawn between `1 - jitter` of it and all of it, so that peers which failed together do not retry
+    together; jitter 0 is for a single peer.
     """
 
     def __init__(
@@ -27,5 +27,5 @@ class Backoff:
         return delay * self._rng.uniform(1 - self._jitter, 1.0)
 
     def reset(self) -> None:
-        """The attempt worked: start from the initial delay again."""
+        """Start from the initial delay again, after an attempt that worked."""
         self._current = self._initial

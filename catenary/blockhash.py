@@ -44,7 +44,7 @@ class BlockHashes:
         self._tail = array("I")
 
     def extend(self, token_ids: Iterable[int]) -> list[bytes]:
-        """Appends tokens; returns the names of the blocks that they fill. `hashes` holds all of them.
+        """Append tokens; return the names of the blocks that they fill. `hashes` holds all names.
 
         Raises ValueError as `chain` does. The object is of no use afterwards.
         """
@@ -61,8 +61,8 @@ class BlockHashes:
         return made
 
     def _names(self, tokens: bytes) -> list[bytes]:
-        """Return the names of full blocks. The loop of whoever names a long prompt: it calls as little as it
-        can."""
+        """Return the names of full blocks. A long prompt is named in this loop: it calls as little as
+        possible."""
         size, copy = self.block_size * _TOKEN_BYTES, self._salted.copy
         parent = self.hashes[-1] if self.hashes else b""
         head, made = _head(parent), []
@@ -92,12 +92,12 @@ def _chain(salted: hashlib.blake2b, parent: bytes, token_ids: Sequence[int]) -> 
 
 
 def _head(parent: bytes) -> bytes:
-    """What comes before a block's tokens."""
+    """Return the bytes that are hashed before a block's tokens."""
     return len(parent).to_bytes(8, "little") + parent
 
 
 def _packed(tokens: array[int]) -> bytes:
-    """Little-endian, four bytes a token."""
+    """Return the tokens as little-endian numbers of four bytes."""
     if sys.byteorder == "big":
         tokens.byteswap()
     return tokens.tobytes()

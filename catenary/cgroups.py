@@ -100,7 +100,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _paths(root: Path) -> dict[str, str]:
-    """The process's group by controller, as the kernel names it; "" is version 2's hierarchy."""
+    """Return the process's group by controller, as the kernel names it; "" is version 2's hierarchy."""
     found: dict[str, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -111,7 +111,7 @@ def _paths(root: Path) -> dict[str, str]:
 
 
 def _mount(root: Path, controller: str) -> tuple[str, Path] | None:
-    """The group that is mounted, and where, for version 1's controller; "": for version 2."""
+    """Return the mounted group and its mount point, for version 1's controller; "": for version 2."""
     mounts = _text(root / "proc/self/mountinfo")
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
@@ -125,7 +125,8 @@ def _mount(root: Path, controller: str) -> tuple[str, Path] | None:
 
 
 def _below(at: Path, inside: str, path: str) -> Path:
-    """The directory of the group `path`, where `inside` is mounted at `at`; `at` if it is not seen there."""
+    """Return the directory of the group `path`, where `inside` is mounted at `at`; `at` if it is not seen
+    there."""
     pure = PurePosixPath(path)
     if ".." in pure.parts or not pure.is_relative_to(inside):
         return at
@@ -138,7 +139,7 @@ def _under(root: Path, path: str) -> Path:
 
 
 def _plain(text: str) -> str:
-    """A path of mountinfo, in which blanks and the like are octal numbers."""
+    """Return a path of mountinfo, in which blanks and the like are octal numbers."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
 
 

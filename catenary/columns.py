@@ -36,7 +36,7 @@ class RowLogprobs:
         self.top_logprobs += later.top_logprobs
 
     def without_first(self, count: int) -> RowLogprobs | None:
-        """The values of all tokens but the first `count`; None if there is none left."""
+        """Return the values of all tokens but the first `count`; None if there is none left."""
         if count >= len(self.sampled):
             return None
         tops = sum(self.top_counts[:count])
@@ -96,7 +96,7 @@ class StepRow:
     prompt_logprobs: RowLogprobs | None = None
 
     def append(self, later: StepRow) -> None:
-        """Merge the tokens of a later step. The end is not taken over: who decides it sets it."""
+        """Merge the tokens of a later step. The caller sets the end: it may have another one to report."""
         self.token_ids += later.token_ids
         self.logprobs = _merged(self.logprobs, later.logprobs)
         self.prompt_logprobs = _merged(self.prompt_logprobs, later.prompt_logprobs)
@@ -150,7 +150,7 @@ def split_columns(
     ends: Mapping[int, common_pb2.SequenceEnd],
     prompts: PromptValues | None = None,
 ) -> Iterator[StepRow]:
-    """As `split`, of columns in any form: `values` belong to the rows `scored`, `ends` stand by row."""
+    """Split columns of any form, as `split`: `values` belong to the rows `scored`, `ends` stand by row."""
     if len(counts) != len(handles) or sum(counts) != len(token_ids):
         raise MalformedStep("token_counts do not match handles and token_ids")
     if ends and max(ends) >= len(counts):
@@ -192,7 +192,7 @@ def _split_prompts(values: PromptValues, count: int) -> dict[int, RowLogprobs]:
 def _split_logprobs(
     rows: Sequence[int], counts: Sequence[int], sampled: list[float], values: Alternatives
 ) -> dict[int, RowLogprobs]:
-    """By row; counts has the tokens of each of `rows`."""
+    """Return log probabilities by row; counts has the tokens of each of `rows`."""
     top_counts = list(values.top_counts)
     top_ids, top_logprobs = list(values.top_ids), list(values.top_logprobs)
     tokens, tops = sum(counts), sum(top_counts)
@@ -258,7 +258,7 @@ def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:
 
 
 def join_logprobs(scored: Iterable[tuple[int, RowLogprobs]]) -> common_pb2.LogprobColumns:
-    """Columns of (row index, values), row indexes rising."""
+    """Return columns of (row index, values), row indexes rising."""
     columns = common_pb2.LogprobColumns()
     for index, values in scored:
         columns.rows.append(index)
@@ -270,7 +270,7 @@ def join_logprobs(scored: Iterable[tuple[int, RowLogprobs]]) -> common_pb2.Logpr
 
 
 def join_prompt_logprobs(asked: Iterable[tuple[int, RowLogprobs]]) -> common_pb2.PromptLogprobColumns:
-    """Columns of (row index, values of prompt tokens), row indexes rising."""
+    """Return columns of (row index, values of prompt tokens), row indexes rising."""
     columns = common_pb2.PromptLogprobColumns()
     for index, values in asked:
         columns.rows.append(index)

@@ -16,7 +16,7 @@ _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is asked for. `lists`: CPUs of each engine in turn; without any, `auto` says whether to choose."""
+    """The option as read. `lists`: CPUs of each engine in turn; without any, `auto` asks for a choice."""
 
     auto: bool = False
     lists: tuple[tuple[int, ...], ...] = ()
@@ -35,7 +35,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The same notation, as short as it goes."""
+    """Return CPUs in the notation of `parse_cpus`, as short as possible."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][-1] == cpu - 1:
@@ -147,7 +147,7 @@ class Placement:
 def place(topology: Topology, engines: int, binding: Binding, reserve: int | None = None) -> Placement:
     """Give each engine its CPUs: one thread a core, each engine within one NUMA node.
 
-    Where cores are few (or a quota makes them fewer) engines share them with the services and nobody is
+    Where cores are few (or a quota makes them fewer) engines share them with the services and no process is
     bound. `reserve`: cores that each engine leaves to the services, None: by the number of cores. Raises
     ValueError, one line, for lists that do not fit the engines, or where nothing would be left of the cores.
     """
@@ -181,7 +181,7 @@ def _listed(lists: Sequence[tuple[int, ...]], engines: int, topology: Topology) 
 
 
 def _bound(topology: Topology, engines: int, kept: int) -> Placement:
-    """The services get the last cores of the node with the most to spare, time and again."""
+    """Bind engines; the services get the last cores of the node with the most to spare, time and again."""
     nodes = [list(node) for node in topology.cores]
     homes: list[int] = []
     for _ in range(engines):
@@ -205,7 +205,7 @@ def _bound(topology: Topology, engines: int, kept: int) -> Placement:
 
 
 def _free(topology: Topology, taken: set[int]) -> tuple[int, ...]:
-    """CPUs of cores on which nobody computes."""
+    """Return the CPUs of cores on which no engine computes."""
     return tuple(
         sorted(cpu for node in topology.cores for core in node if not taken & set(core) for cpu in core)
     )

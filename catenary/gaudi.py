@@ -41,12 +41,13 @@ def supported() -> str:
 
 
 def take_image() -> str:
-    """What to do instead, for a message."""
+    """Return advice on images for a message."""
     return f"take one of the vendor's images of these, such as {IMAGE}, and a driver of the same release"
 
 
 def too_old(software: str) -> str | None:
-    """Why engines refuse software of this version: one line, with an image to take. None if new enough."""
+    """Return why engines refuse software of this version: one line, with an image to take. None if new
+    enough."""
     numbers = re.match(r"(\d+)\.(\d+)", software)
     if numbers is None or (int(numbers[1]), int(numbers[2])) >= min(RELEASES):
         return None
@@ -71,5 +72,5 @@ def needs_float32_scores(model_type: str) -> bool:
 
 
 def named_for_float32_scores(name: str) -> bool:
-    """The same by a model's name, where its config.json has not been read."""
+    """Decide by a model's name, where its config.json has not been read."""
     return any(part in name.lower() for part in _FLOAT32_NAMES)

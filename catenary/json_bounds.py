@@ -15,11 +15,8 @@ class Excess(Enum):
 
 
 def json_levels(value: Any) -> Iterator[list[Any]]:
-    """Yield the value alone, then all that stands directly in it, and so on to the innermost: never an empty
-    list.
-
-    A level is made when it is asked for, so whoever stops early walks no further.
-    """
+    """Yield the value alone, then all values directly in it, and so on to the innermost: never an empty list.
+    A level is made when it is asked for: a caller that stops early walks no further."""
     level = [value]
     while level:
         yield level

@@ -28,9 +28,9 @@ class LoopThread:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
-        """What comes of `work`. Ctrl-C cancels it.
+        """Return the result of `work`. Ctrl-C cancels it.
 
-        Raises what it raises, RuntimeError once closed, and TimeoutError after `timeout_s`.
+        Raises its errors, RuntimeError once closed, and TimeoutError after `timeout_s`.
         """
         if self.closed:
             work.close()
@@ -78,7 +78,7 @@ _daemons: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def daemon_thread(work: Callable[[], object], *, name: str) -> threading.Thread:
-    """A thread that has begun `work`, and for whose end the interpreter does not wait by itself.
+    """Return a thread that has begun `work`, and whose end the interpreter does not wait for by itself.
 
     Nor may the interpreter end during it, if it computes in native code: a thread that comes back from there
     finds no interpreter, and glibc's way to end it aborts the process where frames of C++ or Rust are on its
@@ -100,7 +100,7 @@ def join_daemons(timeout_s: float) -> bool:
 
 
 def in_daemon_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
-    """What comes of `work`, which runs on a thread of its own. Call this on a running loop.
+    """Return a future of `work`, which runs on a thread of its own. Call this on a running loop.
 
     The end of the interpreter does not wait for that thread. It does for those of `asyncio.to_thread`, and
     refuses to start more of them while it waits for a program's other threads.

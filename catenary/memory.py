@@ -61,7 +61,8 @@ async def give_memory_back(
 
 
 def find_trim() -> Callable[[], object] | None:
-    """What gives back free memory of this process's allocator, tcmalloc, jemalloc or glibc; else None."""
+    """Return a function that gives back free memory of this process's allocator (tcmalloc, jemalloc, glibc),
+    or None."""
     try:
         process = ctypes.CDLL(None)
     except OSError:
@@ -82,7 +83,7 @@ def find_trim() -> Callable[[], object] | None:
 
 
 def resident_bytes() -> int:
-    """Resident size of this process. Raises OSError where there is no /proc."""
+    """Return the resident size of this process. Raises OSError where there is no /proc."""
     return int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -12,7 +12,7 @@ _LIKENESS = 0.6
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = _LIKENESS) -> str | None:
-    """The one of `known` most like `name`, whatever the case of letters; None if none is like it.
+    """Return the one of `known` most like `name`, whatever the case of letters; None if none is like it.
 
     Args:
         name: the unknown name. One above LONGEST_COMPARED characters is like none.
@@ -30,7 +30,8 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = _LIKENESS) -> 
 
 
 def near(name: str, known: Iterable[str], *, likeness: float = _LIKENESS, quoted: bool = True) -> str:
-    """The end of a message about an unknown name, ` (did you mean 'x'?)`; empty if no known name is near."""
+    """Return the end of a message about an unknown name, ` (did you mean 'x'?)`; empty if no known name is
+    near."""
     close = nearest(name, known, likeness=likeness)
     if close is None:
         return ""

@@ -111,7 +111,7 @@ def _find_refusal(error: BaseException) -> StartRefused | None:
 
 
 def _program() -> str:
-    """`catenary` for a script, `services.router` for `python -m services.router`."""
+    """Return `catenary` for a script, `services.router` for `python -m services.router`."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -71,7 +71,7 @@ class _Bare:
         self._left = parts
 
     def schema(self, value: Any, levels: int) -> Any:
-        """A part that is a schema."""
+        """Return a part that is a schema, without annotations."""
         if not isinstance(value, dict) or not levels or not self._left:
             return value
         self._left -= 1

@@ -14,7 +14,7 @@ _SAMPLE_DOMAIN = 0x5341_4D50_4C45_0001
 
 
 def _mix(value: int) -> int:
-    """One splitmix64 step: a bijection of 64-bit words; each input bit moves half of the output bits."""
+    """Do one splitmix64 step: a bijection of 64-bit words; each input bit moves half of the output bits."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -26,7 +26,7 @@ def _signed(word: int) -> int:
 
 
 def derive_seed(seed: int, sample_index: int) -> int:
-    """Seed of sample `sample_index` of a request with several choices (n > 1).
+    """Return the seed of sample `sample_index` of a request with several choices (n > 1).
 
     Any seed is taken modulo 2**64. The result is an int64; different indexes of one seed never collide.
     """

@@ -1,4 +1,4 @@
-"""The release of Catenary, beside nothing that would have to be imported with it."""
+"""The release of Catenary, in a module without imports."""
 
 from __future__ import annotations
 

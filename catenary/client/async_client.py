@@ -32,7 +32,7 @@ class TextReader:
     """Decodes one sequence. Text is held back while it may be the beginning of a stop string."""
 
     def __init__(self, decoder: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        """`min_tokens`: among so many first tokens no stop string is looked for."""
+        """Look for no stop string among the first `min_tokens` tokens."""
         self._decoder = decoder
         self._scanner = StopScanner(stops) if stops else None
         self._min_tokens = min_tokens
@@ -145,7 +145,7 @@ class AsyncClient:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
-        """As `chat`, piece by piece."""
+        """Answer a chat as `chat` does, piece by piece."""
         chat = chat_input(messages)
         ids = partial(self._render, chat, model)
         return self._stream(ids, model, self._checked(stop, options), options)
@@ -158,8 +158,8 @@ class AsyncClient:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """What follows a text, or token ids, up to `stop` as in `chat`. In a text what spells a control token
-        is that token."""
+        """Return the continuation of a text, or of token ids, up to `stop` as in `chat`. Text that spells a
+        control token is that token."""
         stops = self._checked(stop, options)
         return await self._whole(await self._prompt(prompt, model), model, stops, options)
 
@@ -171,14 +171,15 @@ class AsyncClient:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
-        """As `complete`, piece by piece."""
+        """Continue a text as `complete` does, piece by piece."""
         ids = partial(self._prompt, prompt, model)
         return self._stream(ids, model, self._checked(stop, options), options)
 
     async def embed(
         self, inputs: Sequence[str | Sequence[int]], *, model: str, dimensions: int | None = None
     ) -> list[list[float]]:
-        """Vectors of texts, or of token ids, in order. `dimensions`: of a model that allows it, the width."""
+        """Return vectors of texts, or of token ids, in order. `dimensions`: the width, of a model that allows
+        it."""
         room = asyncio.Semaphore(_WINDOW)
 
         async def one(document: str | Sequence[int]) -> list[float]:
@@ -201,7 +202,7 @@ class AsyncClient:
         request_id: str = "",
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        """Token ids in, token ids out, one delta at a time; the last one has `end`.
+        """Generate token ids from token ids, one delta at a time; the last one has `end`.
 
         A failure after the first delta is not raised: it is an `end` with FINISH_REASON_ERROR.
         """
@@ -210,7 +211,7 @@ class AsyncClient:
         return self._generate(router_pb2.GenerateRequest(spec=spec))
 
     async def models(self) -> tuple[router_pb2.ServedModel, ...]:
-        """The models that are served now."""
+        """Return the models that are served now."""
         connection, request = self._connection, router_pb2.ListModelsRequest()
         response = await connection.ask(
             lambda: connection.router.ListModels(request, timeout=connection.timeout_s)

@@ -70,7 +70,7 @@ class Client:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Generator[TextDelta, None, None]:
-        """As `chat`, piece by piece."""
+        """Answer a chat as `chat` does, piece by piece."""
         return self._each(self._client.stream_chat(messages, model=model, stop=stop, **options))
 
     def complete(
@@ -81,7 +81,7 @@ class Client:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """What follows a text, or token ids."""
+        """Return the continuation of a text, or of token ids."""
         return self._loop.run(self._client.complete(prompt, model=model, stop=stop, **options))
 
     def stream_complete(
@@ -92,13 +92,13 @@ class Client:
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Generator[TextDelta, None, None]:
-        """As `complete`, piece by piece."""
+        """Continue a text as `complete` does, piece by piece."""
         return self._each(self._client.stream_complete(prompt, model=model, stop=stop, **options))
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], *, model: str, dimensions: int | None = None
     ) -> list[list[float]]:
-        """Vectors of texts, or of token ids, in order."""
+        """Return vectors of texts, or of token ids, in order."""
         return self._loop.run(self._client.embed(inputs, model=model, dimensions=dimensions))
 
     def tokenize(self, text: str, *, model: str, add_special_tokens: bool | None = None) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class Client:
         )
 
     def models(self) -> tuple[router_pb2.ServedModel, ...]:
-        """The models that are served now."""
+        """Return the models that are served now."""
         return self._loop.run(self._client.models())
 
     def close(self) -> None:

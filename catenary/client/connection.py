@@ -52,19 +52,20 @@ class Connection:
         return self._text
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The router's answer to a call, made again while it is refused for now. Raises RpcError."""
+        """Return the router's answer to a call, repeated while it is refused for now. Raises RpcError."""
         return await self._ask(call, self.router_error)
 
     async def ask_tokenizer(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The same of the tokenizer service."""
+        """Ask the tokenizer service, as `ask` does the router."""
         return await self._ask(call, self.tokenizer_error)
 
     def router_error(self, failure: grpc.aio.AioRpcError) -> common_pb2.Error:
-        """What a failed call brought. Texts of our own say which address was tried: it is the caller's."""
+        """Return the error of a failed call. Texts of our own say which address was tried: it is the
+        caller's."""
         return self._error(failure, self._target)
 
     def tokenizer_error(self, failure: grpc.aio.AioRpcError) -> common_pb2.Error:
-        """The same of the tokenizer service."""
+        """Return the error of a failed call of the tokenizer service."""
         return self._error(failure, self._tokenizer_target)
 
     def _error(self, failure: grpc.aio.AioRpcError, target: str) -> common_pb2.Error:
@@ -85,7 +86,7 @@ class Connection:
             await tries.again(refusal)
 
     def tries(self) -> Tries:
-        """A new request's tries."""
+        """Return the tries of a new request."""
         return Tries(self._max_retries)
 
     async def close(self) -> None:

@@ -71,7 +71,7 @@ class TextSide:
         return bytes(data), digest
 
     async def vocabulary(self, model: str) -> Vocabulary:
-        """What decodes the model's tokens; fetched once."""
+        """Return the vocabulary that decodes the model's tokens; fetched once."""
         if model not in self._vocabularies:
             data, digest = await self.tokenizer_file(model)
             self._vocabularies[model] = Vocabulary(

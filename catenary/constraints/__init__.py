@@ -1,4 +1,4 @@
-"""What a generated text must be: JSON of a schema, a regular expression, a grammar or free text with tags.
+"""Constraints of a generated text: JSON of a schema, a regular expression, a grammar or free text with tags.
 
 The tokenizer service compiles a constraint before a request is admitted, an engine compiles it again to
 generate under it. Both come here, so that what the one accepts is what the other does. Needs llguidance; no

@@ -39,7 +39,7 @@ def control_tokens(tokenizer_json: bytes, tokenizer: LLTokenizer) -> dict[str, i
 
 
 def split_control(text: str, control: Mapping[str, int]) -> Iterator[str | int]:
-    """`text` as pieces of plain text and ids of control tokens; of two at one place the longer counts."""
+    """Split `text` into plain text and ids of control tokens; of two at one place the longer counts."""
     names = sorted((name for name in control if name in text), key=len, reverse=True)
     start = 0
     for found in re.finditer("|".join(map(re.escape, names)), text) if names else ():

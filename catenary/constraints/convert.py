@@ -32,10 +32,10 @@ def to_llguidance(
     *,
     closed: bool = False,
 ) -> str:
-    """The grammar of a constraint, for `llguidance.LLMatcher`. It never allows more than the constraint.
+    """Return the grammar of a constraint, for `llguidance.LLMatcher`. It allows no more than the constraint.
 
     Args:
-        kind: what `source` is.
+        kind: the form of `source`.
         source: as the comments of `catenary.v1.ConstraintKind` say.
         limits: sizes.
         control: ids of the model's control tokens by their text, which tags may begin and end with.
@@ -110,7 +110,7 @@ _MEANINGS = (
 
 
 def parser_limits() -> LLParserLimits:
-    """What llguidance may spend on a constraint; the check and the engines use the same."""
+    """Return llguidance's limits of resources for a constraint, the same in the check and the engines."""
     return LLParserLimits(verbose_errors=False)
 
 
@@ -131,7 +131,7 @@ def check_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
 
 
 def explain(message: str) -> str:
-    """llguidance's message as one line of our own."""
+    """Return llguidance's message as one line of our own."""
     keyword = _KEYWORDS.search(message)
     if keyword is not None:
         return f"The JSON schema uses '{keyword[1]}', which is not supported."

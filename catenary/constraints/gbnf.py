@@ -247,7 +247,7 @@ class _Reader:
         return _Class(tuple(ranges), negated)
 
     def _chars(self, end: str, *, ranges: bool = False) -> Iterator[str]:
-        """Characters up to `end`; with `ranges`, a dash between two of them is the empty text."""
+        """Read characters up to `end`; with `ranges`, a dash between two of them is the empty text."""
         first = True
         while True:
             char = self._peek()

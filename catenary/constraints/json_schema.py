@@ -24,10 +24,10 @@ _LENGTHS = frozenset({"minLength", "maxLength"})
 
 
 def limit_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of honoured keywords with its `propertyNames` said by `patternProperties` or `properties`.
+    """Return a schema with `propertyNames` replaced by `patternProperties` or `properties`.
 
     Raises:
-        ConstraintError: it cannot be.
+        ConstraintError: there is no such schema.
     """
     if "propertyNames" not in schema:
         return schema
@@ -47,7 +47,7 @@ def limit_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _says(names: Any) -> dict[str, Any]:
-    """What is said of a name beyond its being a string, which all are."""
+    """Return the rules of a name beyond its being a string, which all are."""
     if names is False:
         return {"enum": []}
     if names is True:
@@ -59,14 +59,14 @@ def _says(names: Any) -> dict[str, Any]:
 
 
 def _listed(names: dict[str, Any]) -> list[str] | None:
-    """The names that there may be, if they are listed."""
+    """Return the names that are allowed, if they are listed."""
     if names.keys() == {"const"}:
         names = {"enum": [names["const"]]}
     return [name for name in names["enum"] if isinstance(name, str)] if names.keys() == {"enum"} else None
 
 
 def _pattern(names: dict[str, Any]) -> str | None:
-    """A pattern of the names that there may be."""
+    """Return a pattern of the names that are allowed."""
     if names.keys() == {"pattern"}:
         pattern: str = names["pattern"]
         return pattern
@@ -102,7 +102,7 @@ def read_schema(source: str, limits: ConstraintLimits) -> dict[str, Any]:
 
 
 def clean_schema(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
-    """The schema without annotations, white space between tokens bounded; every keyword in it is honoured.
+    """Return the schema without annotations, white space bounded; every keyword in it is honoured.
 
     Raises:
         ConstraintError: naming the keyword that is malformed, too large or not supported.
@@ -217,12 +217,12 @@ class _Cleaner:
 
 
 def _whole(value: Any) -> Any:
-    """The specification counts 2.0 as an integer."""
+    """Return a float without fraction as an integer: the specification counts 2.0 as one."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _read_nullable(schema: dict[str, Any]) -> None:
-    """OpenAPI 3.0's `nullable`: beside a type it allows null as well; an `enum` must list it all the same."""
+    """Read OpenAPI 3.0's `nullable`: with a type it allows null as well; an `enum` must list null anyway."""
     kinds = schema.get("type")
     if schema.pop("nullable", False) and kinds is not None:
         named = kinds if isinstance(kinds, list) else [kinds]
@@ -230,7 +230,7 @@ def _read_nullable(schema: dict[str, Any]) -> None:
 
 
 def _types(schema: dict[str, Any]) -> tuple[Any, ...]:
-    """What `type` names, which may be malformed; of strings alone if there is none."""
+    """Return the names in `type`, which may be malformed; of strings alone if there is none."""
     kinds = schema.get("type", "string")
     return tuple(kinds) if isinstance(kinds, list) else (kinds,)
 

@@ -43,7 +43,7 @@ def lark_text(text: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A control character as an escape; an escape stays as it is."""
+    """Return a control character as an escape; an escape stays as it is."""
     return found[0] if found[0].startswith("\\") else f"\\u{ord(found[0]):04x}"
 
 

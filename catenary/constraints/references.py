@@ -33,7 +33,7 @@ def check_references(root: dict[str, Any], limits: ConstraintLimits) -> None:
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right below, each with the keyword that holds it; booleans are left out."""
+    """Yield the schemas right below, each with the keyword that holds it; booleans are left out."""
     for name in (*SCHEMA_OBJECTS, *SCHEMA_LISTS, *SCHEMAS):
         value = schema.get(name, ())
         if name in SCHEMA_OBJECTS:
@@ -44,7 +44,7 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _all_schemas(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each schema before those in it."""
+    """Return all schemas, each before those in it."""
     found, stack = [], [root]
     while stack:
         schema = stack.pop()
@@ -54,7 +54,7 @@ def _all_schemas(root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def find_target(root: dict[str, Any], reference: str) -> Any:
-    """What a reference leads to: a schema or a boolean. Raises ConstraintError if it leads to neither."""
+    """Return the target of a reference: a schema or a boolean. Raises ConstraintError if it is neither."""
     if reference != "#" and not reference.startswith("#/"):
         raise ConstraintError("The JSON schema's '$ref' must be '#' or begin with '#/'.")
     found: Any = root
@@ -72,7 +72,8 @@ def find_target(root: dict[str, Any], reference: str) -> Any:
 
 
 def _check_depth(schemas: list[dict[str, Any]], targets: dict[int, Any], limits: ConstraintLimits) -> None:
-    """A compiler that follows references sees each schema once: no way is longer than all parts together."""
+    """Check the depth of the schemas. A compiler that follows references sees each schema once: no way is
+    longer than all parts together."""
     heights: dict[int, int] = {}
     for schema in reversed(schemas):
         inner = (heights[id(child)] for name, child in _children(schema) if name not in _DEFINITIONS)
@@ -158,7 +159,7 @@ def close_objects(root: dict[str, Any], limits: ConstraintLimits) -> None:
     By the specification an object that lists properties may have any others. Authors of schemas rarely mean
     that, and a model that is free to invent properties does so.
 
-    Where several schemas hold for one value (`allOf`, or `properties` beside `$ref` or `anyOf`), the
+    Where several schemas hold for one value (`allOf`, or `properties` next to `$ref` or `anyOf`), the
     outermost lists what all of them list: closed one by one they would exclude each other's.
 
     Raises:
@@ -169,7 +170,7 @@ def close_objects(root: dict[str, Any], limits: ConstraintLimits) -> None:
 
 class _Closing:
     def __init__(self, root: dict[str, Any], most: int) -> None:
-        """`most`: schemas and names that the objects list together, shared ones counted for each."""
+        """Count at most `most` schemas and names that the objects list together, shared ones for each."""
         self._root = root
         self._most = self._left = most
         schemas = list(_all(root))
@@ -199,7 +200,7 @@ class _Closing:
                 schema["additionalProperties"] = False
 
     def _refer(self, schema: dict[str, Any]) -> None:
-        """Have a reference to what holds beside others elsewhere lead to a copy, which can be closed."""
+        """Point a reference to a schema that is combined with others elsewhere to a copy, to close that."""
         target = find_target(self._root, schema["$ref"])
         if not isinstance(target, dict) or id(target) not in self._joined:
             return
@@ -226,8 +227,8 @@ class _Closing:
         return joined or "properties" in schema
 
     def _listed(self, schema: dict[str, Any]) -> list[str] | None:
-        """Return the names that a schema and those beside it list, in the order of their schemas; None: there
-        are none, or one says what others may be."""
+        """Return the names that a schema and those combined with it list, in the order of their schemas;
+        None: there are none, or one allows others."""
         names: dict[str, None] = {}
         lists, seen, waiting = False, set[int](), [schema]
         while waiting:

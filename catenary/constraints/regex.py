@@ -49,7 +49,7 @@ def read_class(source: str, start: int) -> tuple[str, int]:
 
 
 def _item(source: str, position: int) -> tuple[int | str, int]:
-    """A code point, or a set of them as it is written, and the index behind."""
+    """Read a code point, or a set of them as it is written; return it and the index after it."""
     if source[position] != "\\":
         return ord(source[position]), position + 1
     kind = source[position + 1 : position + 2]
@@ -80,7 +80,7 @@ def _code_point(source: str, found: re.Match[str]) -> tuple[int, int]:
 
 
 def _char(value: int) -> str:
-    """A character of a class that has no other meaning there, not even where white space is left out."""
+    """Return a character of a class in a form without another meaning, even where white space is left out."""
     char = chr(value)
     return char if char.isalnum() else f"\\u{{{value:x}}}"
 
@@ -93,7 +93,7 @@ _BRACED = frozenset("pPux")
 
 
 def read_regex(source: str, limits: ConstraintLimits) -> str:
-    """The expression, with the meaning that Python's `re` and ECMA-262 share, as Rust's `regex` reads it.
+    """Return the expression for Rust's `regex`, with the meaning that Python's `re` and ECMA-262 share.
 
     Character classes are written anew, for Rust has nested ones, `[:alpha:]`, `&&`, `--` and `~~` in them.
 

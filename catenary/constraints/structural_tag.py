@@ -173,8 +173,11 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
 
 
 def first_to_fire(triggers: Sequence[str]) -> list[str]:
-    """Without those that begin with another one, which a text comes to before. Raises ConstraintError for one
-    that holds another further in: no text could come to its beginning and then to a tag of it."""
+    """Drop the triggers that begin with another one, which a text comes to first.
+
+    Raises ConstraintError for one that holds another further in: no text could come to its beginning and then
+    to a tag of it.
+    """
     kept: list[str] = []
     for trigger in sorted(set(triggers), key=len):
         if trigger.startswith(tuple(kept)):
@@ -201,8 +204,11 @@ def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) ->
 
 
 def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLimits) -> Iterator[str]:
-    """Nothing but tags, or one JSON value. Raises ConstraintError if a tag begins like JSON and a value may
-    stand in its place: the longer lexeme of the tag would win over the brace."""
+    """Yield rules for tags alone, or one JSON value.
+
+    Raises ConstraintError if a tag begins like JSON and a value may stand in its place: the longer lexeme of
+    the tag would win over the brace.
+    """
     if not tags.at_least_one and any(tag.begin.startswith(_LIKE_JSON) for tag in tags.structures):
         raise ConstraintError("A tag that begins like JSON cannot stand beside JSON of another schema.")
     yield "start: tags" if tags.at_least_one else "start: tags | value"
@@ -215,7 +221,7 @@ def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLi
 
 
 def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[str]:
-    """`text`: text up to a tag, to a control token or to the end. Behind a tag follows `more`.
+    """Yield the rule `text`: text up to a tag, to a control token or to the end. Behind a tag follows `more`.
 
     Control tokens part it, as text cannot spell them. One that begins a trigger is followed by its rest
     and a tag, or by text that does not begin like this.
@@ -256,7 +262,8 @@ def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[s
 
 
 def _after(opener: int, rests: Mapping[int, str], without: str) -> Iterator[str]:
-    """What follows the control token `opener`, which begins the triggers with these numbers and rests."""
+    """Yield rules of the text after the control token `opener`, which begins the triggers with these
+    numbers and rests."""
     ways = [f"{lark_text(rest) if rest else ''} tagged_{index}" for index, rest in rests.items()]
     if all(rests.values()):
         unlike = "".join(f" & ~/{escaped(rest)}{_ANY}/" for rest in rests.values())
@@ -266,7 +273,7 @@ def _after(opener: int, rests: Mapping[int, str], without: str) -> Iterator[str]
 
 
 def _ranges(ids: Sequence[int]) -> str:
-    """Rising ids as Lark lists them: 1,3-5."""
+    """Return rising ids as Lark lists them: 1,3-5."""
     spans: list[list[int]] = []
     for number in ids:
         if spans and number == spans[-1][1] + 1:
@@ -279,7 +286,7 @@ def _ranges(ids: Sequence[int]) -> str:
 def _body(
     index: int, structure: _Structure, limits: ConstraintLimits, control: Mapping[str, int]
 ) -> Iterator[str]:
-    """What stands between a structure's beginning and the end of its tag."""
+    """Yield rules of the text between a structure's beginning and the end of its tag."""
     if structure.parameters is not None:
         yield from parameter_rules(f"body_{index}", structure.parameters, structure.end, limits, control)
         return

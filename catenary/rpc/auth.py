@@ -1,4 +1,4 @@
-"""Who may call what: two roles, granted per service, denied by default."""
+"""Authorization of calls: two roles, granted per service, denied by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFLECTION_SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 
 
 class Role(StrEnum):
-    """What a caller is. An engine attaches; a client asks for work."""
+    """The role of a caller. An engine attaches; a client asks for work."""
 
     CLIENT = "client"
     ENGINE = "engine"
@@ -66,7 +66,7 @@ class Authorizer:
         self.by_certificate = certificates and not self._digests and not self._open
 
     def deny(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Denial | None:
-        """Why the call is refused, or None."""
+        """Return why the call is refused, or None."""
         prefix = _prefix(method)
         if prefix == f"/{HEALTH_SERVICE}/":
             return None
@@ -110,6 +110,6 @@ def _digest(value: str) -> bytes:
 
 
 def _prefix(method: str) -> str:
-    """`/package.Service/` of a full method name; empty, which is granted to nobody, if it is not one."""
+    """Return `/package.Service/` of a full method name; else "", which is granted to no role."""
     parts = method.split("/")
     return f"/{parts[1]}/" if len(parts) == 3 and not parts[0] and parts[1] and parts[2] else ""

@@ -52,7 +52,7 @@ _FAULTS = frozenset(
 
 @lru_cache(maxsize=_METHODS)
 def _of_method(label: str) -> tuple[Gauge, Histogram]:
-    """Looking a label up takes longer than counting."""
+    """Return the metrics of a method: looking a label up takes longer than counting."""
     return RUNNING.labels(label), SECONDS.labels(label)
 
 
@@ -72,7 +72,7 @@ class CallRecord:
 def recorded(
     method: str, caller_request_id: str, parent: str | None, *, label: str, spanned: bool = True
 ) -> Iterator[CallRecord]:
-    """The block answers a call, or a message of a stream that is one request.
+    """Record the block as the answer to a call, or to a message of a stream that is one request.
 
     Args:
         method: full name, such as `/catenary.v1.TokenizerService/Render`.
@@ -129,19 +129,19 @@ class CallCount:
             )
 
     def enter(self) -> None:
-        """One more, whatever the limit says."""
+        """Count a call, whatever the limit says."""
         self.in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """One that has entered is over."""
+        """Count the end of a call that has entered."""
         self.in_flight -= 1
         if not self.in_flight:
             self._idle.set()
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """The block is one."""
+        """Count the enclosed call as in flight."""
         self.enter()
         try:
             yield

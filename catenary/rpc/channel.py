@@ -41,7 +41,7 @@ def _common(max_message_mib: int, keepalive_s: float) -> Options:
 
 
 def channel_options(*, max_message_mib: int, keepalive_s: float) -> Options:
-    """Options of a client channel. Sizes in MiB, times in seconds."""
+    """Return the options of a client channel. Sizes in MiB, times in seconds."""
     return (
         *_common(max_message_mib, keepalive_s),
         # Retries belong to the router, which knows what was emitted already.
@@ -62,7 +62,7 @@ def channel_options(*, max_message_mib: int, keepalive_s: float) -> Options:
 def server_options(
     *, max_message_mib: int, max_concurrent_streams: int, keepalive_s: float, max_connection_age_s: float
 ) -> Options:
-    """Options of a server. Sizes in MiB, times in seconds; a connection age of 0 means no limit."""
+    """Return the options of a server. Sizes in MiB, times in seconds; a connection age of 0: no limit."""
     min_ping_ms = min(MIN_PING_INTERVAL_MS, max(1, int(keepalive_s * 500)))
     age: Options = ()
     if max_connection_age_s:

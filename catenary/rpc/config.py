@@ -31,7 +31,7 @@ class TlsFiles:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials of a listening side.
+    """Return the credentials of a listening side.
 
     Raises:
         StartRefused: a file is missing, not PEM, or the key does not belong to the certificate.
@@ -49,7 +49,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """Credentials of a dialling side. Raises StartRefused like `server_credentials`."""
+    """Return the credentials of a dialling side. Raises StartRefused like `server_credentials`."""
     if (files.cert is None) is not (files.key is None):
         raise ConfigError("a client certificate needs both tls_cert and tls_key")
     chain, key, ca = _read_all(files)
@@ -98,7 +98,7 @@ _SECRET = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, repr=False)
 class Secrets:
-    """The shared secrets of a deployment, one per role. None: nobody can take that role by secret."""
+    """The shared secrets of a deployment, one per role. None: no caller can take that role by secret."""
 
     client: str | None
     engine: str | None
@@ -126,7 +126,7 @@ class RpcConfig(ListenOptions):
         return found
 
     def tls(self) -> TlsFiles | None:
-        """The TLS files, or None if no TLS option is set."""
+        """Return the TLS files, or None if no TLS option is set."""
         if self.tls_cert is None and self.tls_key is None and self.tls_ca is None:
             if self.tls_require_client_cert:
                 raise ConfigError("tls_require_client_cert needs tls_cert, tls_key and tls_ca")

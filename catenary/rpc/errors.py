@@ -98,7 +98,7 @@ class RpcError(Exception):
 
 
 def status_of(code: ErrorCode.ValueType) -> grpc.StatusCode:
-    """gRPC status of an error code; INTERNAL for what is not in the contract."""
+    """Return the gRPC status of an error code; INTERNAL for a code that is not in the contract."""
     return _STATUS.get(code, grpc.StatusCode.INTERNAL)
 
 
@@ -127,7 +127,7 @@ def refuse(
 
 
 def error_of(exc: grpc.aio.AioRpcError, *, at: str = "") -> common_pb2.Error:
-    """The error that a failed call brought, or one with a fixed text made from its status.
+    """Return the error of a failed call, or one with a fixed text made from its status.
 
     `at`: the address that was called, for texts of ours, where the caller may know it.
     """

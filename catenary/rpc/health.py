@@ -18,7 +18,8 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class HealthBoard:
-    """What the health service tells. Setting never waits for a watcher, however slowly that one reads.
+    """The states that the health service reports. Setting never waits for a watcher, however slowly that one
+    reads.
 
     All services are NOT_SERVING until they are set. After `pin` they stay NOT_SERVING; liveness follows the
     process alone.
@@ -39,7 +40,7 @@ class HealthBoard:
             self._notify()
 
     def pin(self) -> None:
-        """Every service is NOT_SERVING from now on: the process drains."""
+        """Make every service NOT_SERVING from now on: the process drains."""
         self._pinned = True
         for service in self._serving:
             if service != LIVENESS:
@@ -47,7 +48,7 @@ class HealthBoard:
         self._notify()
 
     def close(self) -> None:
-        """The process ends: liveness goes too, and watchers are let go."""
+        """End liveness and all watches: the process ends."""
         self._serving[LIVENESS] = False
         self._closed = True
         self._notify()
@@ -61,7 +62,7 @@ class HealthBoard:
         return dict(self._serving)
 
     async def watch(self, service: str) -> AsyncIterator[bool | None]:
-        """The state now and after each change, the newest only, until the board is closed."""
+        """Yield the state now and after each change, the newest only, until the board is closed."""
         last: object = self
         while True:
             changed, state = self._changed, self._serving.get(service)

@@ -44,7 +44,7 @@ def _tls_from_environment() -> TlsFiles | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command: prints nothing when it is well, one line when it is not."""
+    """Run the command. It prints nothing for a healthy service, else one line."""
     if len(argv) not in (1, 2):
         sys.stderr.write("usage: python -m catenary.rpc.healthcheck TARGET [SERVICE]\n")
         return 1

@@ -236,7 +236,7 @@ class CallGate(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
-    """A refusal becomes its status and trailer; a defect INTERNAL with a fixed text, and is logged."""
+    """Turn a refusal into its status and trailer; log a defect, which becomes INTERNAL with a fixed text."""
     try:
         yield
     except grpc.aio.AbortError:
@@ -281,7 +281,7 @@ async def _abort(context: Context, status: grpc.StatusCode, error: common_pb2.Er
 
 
 def _code_of(context: Context) -> grpc.StatusCode:
-    """The status that the call has been given; OK if none was set. gRPC keeps a number or an enum member."""
+    """Return the status of the call; OK if none was set. gRPC keeps a number or an enum member."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code

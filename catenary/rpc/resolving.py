@@ -27,7 +27,8 @@ def is_name(address: str) -> bool:
 
 
 async def resolve(address: str) -> tuple[str, ...]:
-    """All addresses that `host:port` stands for now, in a stable order; an address without a name is itself.
+    """Return the addresses that `host:port` stands for now, in a stable order; an address itself if it has
+    no name.
 
     Raises:
         ValueError: `address` is not an address.
@@ -64,7 +65,7 @@ class AddressFamilies:
         self._turns: dict[str, _Turn] = {}
 
     def choose(self, name: str, addresses: Iterable[str], connected: Collection[str]) -> list[str]:
-        """What to dial of the addresses that `name` stands for now, of which some are `connected`."""
+        """Return the addresses to dial of those that `name` stands for now, of which some are `connected`."""
         now = self._clock()
         by_version: dict[int, list[str]] = {4: [], 6: []}
         for address in addresses:
@@ -103,14 +104,14 @@ class NamedAddresses:
         self._families = AddressFamilies()
 
     def pause_s(self, *, connected: bool) -> float:
-        """Until names are looked up next; sooner while nobody is connected."""
+        """Return the seconds until names are looked up next; fewer while none is connected."""
         return _LOOK_UP_S if connected else _LOOK_UP_ALONE_S
 
     async def wanted(self, known: Mapping[str, bool]) -> dict[str, str]:
-        """What there is to dial now, each with the name or address that led to it.
+        """Return the addresses to dial now, each with the name or address that led to it.
 
-        `known`: what is dialled, and whether it is connected. Nobody is dropped for a name service that is
-        away: all of them are wanted then.
+        `known`: addresses that are dialled, and whether each is connected. While a name service is away, all
+        of them stay wanted.
         """
         wanted = {address: address for address in self.literal}
         connected = {address for address, is_connected in known.items() if is_connected}

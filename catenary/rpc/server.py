@@ -31,7 +31,7 @@ from catenary.telemetry import get_logger
 
 
 class AddressInUse(StartRefused):
-    """Somebody else listens there."""
+    """Another process listens at the address."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"cannot listen on {address}: the address is in use")
@@ -39,12 +39,12 @@ class AddressInUse(StartRefused):
 
 
 async def prepare(address: Address) -> None:
-    """Check that the address can be bound; remove a socket file that nobody listens on any more.
+    """Check that the address can be bound; remove a socket file on which no process listens any more.
 
     gRPC reports a failed bind with several lines of its own and no reason, so the check comes first.
 
     Raises:
-        AddressInUse: somebody listens there.
+        AddressInUse: another process listens there.
         StartRefused: it cannot be bound for another reason.
     """
     if isinstance(address, TcpAddress):
@@ -113,7 +113,7 @@ def _bind_error(address: Address, error: OSError) -> StartRefused:
 
 
 def socket_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a socket file, to remove at the end what this process made and nothing else."""
+    """Return device and inode of a socket file, to remove at the end only the file that this process made."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -202,7 +202,7 @@ class RpcServer:
         The process is live from now on; each service is ready when `health.set` says so.
 
         Raises:
-            AddressInUse: somebody else listens on one of the addresses.
+            AddressInUse: another process listens on one of the addresses.
             StartRefused: one cannot be bound for another reason.
         """
         names = [*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME]
@@ -220,7 +220,8 @@ class RpcServer:
         return tuple(str(address) for address in bound)
 
     def begin_drain(self) -> None:
-        """Every service is NOT_SERVING for good and new calls get UNAVAILABLE. Running ones go on."""
+        """Make every service NOT_SERVING for good and refuse new calls with UNAVAILABLE. Running calls
+        continue."""
         if not self._gate.draining:
             self._gate.draining = True
             self.health.pin()

@@ -1,4 +1,4 @@
-"""Who a piece of work is for: request id and W3C trace context, carried by context variables."""
+"""The request that a piece of work belongs to: id and W3C trace context, carried by context variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bind_request(request_id: str, traceparent: str | None) -> Iterator[None]:
 
 @contextmanager
 def bind_traceparent(traceparent: str) -> Iterator[None]:
-    """The block works for this span of the request at hand."""
+    """Run the block for this span of the request at hand."""
     token = _traceparent.set(traceparent)
     try:
         yield
@@ -39,12 +39,12 @@ def bind_traceparent(traceparent: str) -> Iterator[None]:
 
 
 def request_id() -> str | None:
-    """Id of the request at hand, or None outside of one."""
+    """Return the id of the request at hand, or None outside of one."""
     return _request_id.get()
 
 
 def current_traceparent() -> str | None:
-    """W3C trace context of the request at hand, or None."""
+    """Return the W3C trace context of the request at hand, or None."""
     return _traceparent.get()
 
 
@@ -55,7 +55,7 @@ def current_trace_id() -> str | None:
 
 
 def child_traceparent(parent: str | None) -> str:
-    """A valid W3C traceparent with a new span id, in the trace of the parent if that is valid."""
+    """Return a valid W3C traceparent with a new span id, in the trace of the parent if that is valid."""
     match = _TRACEPARENT.fullmatch(parent) if parent else None
     trace_id, flags = (match[1], match[2]) if match else (_nonzero_hex(16), "01")
     return f"00-{trace_id}-{_nonzero_hex(8)}-{flags}"

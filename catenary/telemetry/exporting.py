@@ -28,7 +28,7 @@ def wants_tracing(environment: Mapping[str, str]) -> bool:
 def configure_tracing(service: str) -> None:
     """Export the spans of this process, as `catenary-SERVICE`, if the environment asks for that.
 
-    What keeps them from being exported is logged and keeps nobody from starting.
+    An error that prevents the export is logged and does not prevent the start.
     """
     if not wants_tracing(os.environ):
         return

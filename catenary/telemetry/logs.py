@@ -64,7 +64,7 @@ def configure_logging(*, level: str, fmt: str, service: str) -> None:
 
 
 def log_as_the_program_does() -> None:
-    """For a library in somebody's program: lines go to `logging`, and its set-up is left alone.
+    """Log to `logging`, as a library in another program, and leave its set-up alone.
 
     Does nothing where structlog is set up already.
     """

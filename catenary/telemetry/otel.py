@@ -66,10 +66,11 @@ class OtelTracer:
 
 
 def exporting_tracer(service: str, environment: Mapping[str, str]) -> OtelTracer | None:
-    """A tracer whose exporters, sampler, resource, limits and batches are as the OTEL_* variables say; None
-    without an exporter. What an exporter raises is passed on.
+    """Return a tracer with exporters, sampler, resource, limits and batches as the OTEL_* variables say; None
+    without an exporter.
 
-    Spans are sent by a thread; what is more than its queue takes is dropped. The rest goes at the exit.
+    Errors of an exporter are passed on. Spans are sent by a thread; those beyond its queue are dropped. The
+    rest is sent at the exit.
     """
     attributes = {"service.instance.id": new_id("")}
     if not environment.get("OTEL_SERVICE_NAME"):
@@ -95,7 +96,7 @@ def _exporters(environment: Mapping[str, str]) -> Iterator[SpanExporter]:
 
 
 def _entry_name(name: str, environment: Mapping[str, str]) -> str:
-    """`otlp` stands for one exporter for each protocol."""
+    """Return the entry point of an exporter: `otlp` stands for one for each protocol."""
     if name != "otlp":
         return name
     protocol = next((set_to for each in _PROTOCOLS if (set_to := environment.get(each))), "http/protobuf")

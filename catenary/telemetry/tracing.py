@@ -1,4 +1,4 @@
-"""Spans of a request, for whoever collects traces. Nothing is loaded and next to nothing done until then.
+"""Spans of a request. Without an exporter nothing is loaded and next to nothing done.
 
 A trace is passed on as a W3C traceparent: in the metadata of calls, and in `SequenceSpec.traceparent`. Names
 of attributes follow OpenTelemetry's conventions where there are any. They hold ids and counts, never prompts,
@@ -24,10 +24,10 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str:
-        """What it tells those that work for it."""
+        """The trace context for calls made within the span."""
 
     def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
-        """It is over. `name`: one that is known only now; `error`: why it failed, in a word."""
+        """End the span. `name`: one that is known only now; `error`: why it failed, in a word."""
 
 
 class Tracer(Protocol):
@@ -41,7 +41,7 @@ _tracer: Tracer | None = None
 
 
 def tracing() -> bool:
-    """Whether spans go anywhere. Who has to gather attributes for one asks first."""
+    """Return whether spans are exported: a caller that gathers attributes asks first."""
     return _tracer is not None
 
 
@@ -59,14 +59,14 @@ def start_span(name: str, parent: str | None, *, server: bool = False) -> Span:
 
 
 def unrecorded(parent: str | None) -> Span:
-    """A span that nobody sees, which still names the trace in logs and to others."""
+    """Return a span that is not exported, and still names the trace in logs and to other processes."""
     return _Unrecorded(child_traceparent(parent))
 
 
 def record_span(
     name: str, parent: str | None, attributes: Attributes, *, lasted_s: float, error: str | None = None
 ) -> str | None:
-    """A span that is over now. Returns its traceparent; without `tracing`, `parent`."""
+    """Record a span that is over now. Return its traceparent; without `tracing`, `parent`."""
     if _tracer is None:
         return parent
     span = _tracer.start(name, parent, server=False, lasted_s=lasted_s)
@@ -76,7 +76,7 @@ def record_span(
 
 @contextmanager
 def span_here(name: str) -> Iterator[SpanNotes]:
-    """The block is a span of the request at hand, and the parent of what it causes; it may add attributes."""
+    """Run the block as a span of the request at hand, the parent of its calls; it may add attributes."""
     attributes: SpanNotes = {}
     if _tracer is None:
         yield attributes

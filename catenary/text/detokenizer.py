@@ -31,12 +31,14 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def flush(self) -> str:
-        """What an unfinished character at the end is worth: one U+FFFD, or nothing."""
+        """Return the text of an unfinished character at the end: one U+FFFD, or nothing."""
 
     @abstractmethod
     def last_bytes(self, token_id: int, text: str) -> bytes | None:
-        """The bytes of the text that a token stands for; None for one that is left out of it. To be asked
-        once, right after `push` of the token, which gave `text`."""
+        """Return the bytes of the text that a token stands for; None for one that is left out of it.
+
+        To be called once, right after `push` of the token, which returned `text`.
+        """
 
     @property
     @abstractmethod
@@ -49,7 +51,7 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def fork(self) -> Self:
-        """One that goes on from the same place."""
+        """Return a decoder in the same state."""
 
 
 class ByteDetokenizer(Detokenizer):

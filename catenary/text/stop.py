@@ -87,7 +87,8 @@ class StopScanner:
         return Scan(pending[:cut])
 
     def flush(self) -> str:
-        """The text held back, once nothing more can complete a match. What is read then is another text."""
+        """Return the text held back, once nothing more can complete a match. Text that is read afterwards is
+        another one."""
         held, self._held = self._held, ""
         for pattern in self._patterns:
             pattern.state = 0

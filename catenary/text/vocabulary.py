@@ -79,14 +79,14 @@ class Vocabulary:
         return token_id in self._special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; empty for an id that the tokenizer does not know."""
+        """Return the bytes that a token stands for; empty for an id that the tokenizer does not know."""
         found = self._cache.get(token_id)
         if found is None:
             found = self._cache[token_id] = self._read_bytes(token_id)
         return found
 
     def visible_bytes(self, token_id: int) -> bytes:
-        """As `token_bytes`, but empty for a control token."""
+        """Return the bytes of a token, empty for a control token."""
         return b"" if token_id in self._special else self.token_bytes(token_id)
 
     @property
@@ -102,7 +102,7 @@ class Vocabulary:
     def detokenizer(
         self, prompt: Sequence[int], *, shown: Container[int] = frozenset(), spaced: bool = True
     ) -> Detokenizer:
-        """Return a decoder for one sequence that goes on from `prompt`.
+        """Return a decoder for one sequence that continues `prompt`.
 
         Args:
             prompt: ids.
@@ -117,12 +117,12 @@ class Vocabulary:
         return WindowDetokenizer(self._decode, self._hider(shown), self.token_bytes, prompt, glued, single)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text by itself; text that spells a control token is that token."""
+        """Return the ids of a text by itself; text that spells a control token is that token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def shortened(self, text: str, tokens: int) -> str:
-        """A beginning of a text that has at most so many tokens by itself, cut where one of them ends; at
-        least a character."""
+        """Return a beginning of a text that has at most so many tokens by itself, cut where one of them ends;
+        at least a character."""
         while len(text) > 1:
             ends = [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets]
             if len(ends) <= tokens:
@@ -147,11 +147,11 @@ class Vocabulary:
         return lambda token_id: token_id in self._special and token_id not in shown
 
     def spellings(self, ids: Iterable[int]) -> list[str]:
-        """How the tokenizer file spells each token; empty for an id that it does not have."""
+        """Return how the tokenizer file spells each token; empty for an id that it does not have."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Visible text of `ids`, all at once, as the tokenizer file's decoder has it."""
+        """Return the visible text of `ids`, all at once, as the tokenizer file's decoder has it."""
         return self._decode([token_id for token_id in ids if token_id not in self._special])
 
     def _single_byte(self, token_id: int) -> bytes:
@@ -199,7 +199,7 @@ def _falls_back(decoder: Any) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """Return GPT-2's printable stand-ins for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(value): value for value in printable}
     others = (value for value in range(256) if chr(value) not in alphabet)
@@ -211,7 +211,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def _bytes_of_byte_level(token: str) -> bytes:
-    """A token is either wholly written in the alphabet or, as an added token may be, plain text."""
+    """Return the bytes of a token, which is wholly in the alphabet or, if added, perhaps plain text."""
     try:
         return bytes([_ALPHABET[char] for char in token])
     except KeyError:

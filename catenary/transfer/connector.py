@@ -1,8 +1,8 @@
-"""What moves KV between engines, and how one is found by name.
+"""Connectors, which move KV between engines, and how one is found by name.
 
-A connector lives in the core's process beside the device, so that KV passes no other. It has two sides. The
-offering side answers whoever brings a ticket, and asks a `BlockSource` for the blocks when they are wanted.
-The fetching side is called from threads of its own. Neither ever runs in the loop's thread.
+A connector lives in the process of the core and its device, so that KV passes through no other. It has two
+sides. The offering side answers a peer with a ticket, and asks a `BlockSource` for the blocks when they are
+wanted. The fetching side is called from threads of its own. Neither ever runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_id() -> str:
-    """The same for all processes of one kernel since its start, and for no others. Empty: it cannot be told.
+    """Return an id of this host, the same for all processes of one kernel since its start, and for no others.
+    Empty: it cannot be told.
 
-    A digest: the id itself is nobody's business on the network.
+    A digest: the kernel's own id is not for the network.
     """
     try:
         boot = _BOOT_ID.read_bytes()
@@ -78,7 +79,7 @@ _MOST_CHUNKS: Final = 16
 
 
 def window_of(chunk_bytes: int) -> int:
-    """Chunks of this size that a transfer keeps on their way: an engine looks at them once a step."""
+    """Return how many chunks of this size are on their way at once: an engine looks once a step."""
     return max(2, min(_MOST_CHUNKS, _WINDOW_BYTES // chunk_bytes))
 
 
@@ -91,7 +92,7 @@ _BLOCK: Final = b"catenary kv data"
 
 
 def new_ticket() -> bytes:
-    """A ticket that nobody can guess."""
+    """Return a random ticket."""
     return secrets.token_bytes(TICKET_BYTES)
 
 
@@ -101,7 +102,8 @@ def name_of(ticket: bytes) -> bytes:
 
 
 def sign(ticket: bytes, nonce: bytes, request: bytes) -> bytes:
-    """Proof that who asks for `request` on a connection that began with `nonce` has the ticket, 16 bytes."""
+    """Return the proof, 16 bytes, that the sender of `request` on a connection with this nonce has the
+    ticket."""
     return hashlib.blake2b(nonce + request, digest_size=DIGEST_BYTES, key=ticket, person=_REQUEST).digest()
 
 
@@ -118,7 +120,7 @@ class Checksums:
         self._keyed.update(binding + layout)
 
     def of(self, index: int, block: memoryview) -> bytes:
-        """That of the offer's block `index`."""
+        """Return the checksum of the offer's block `index`."""
         digest = self._keyed.copy()
         digest.update(index.to_bytes(4, "little") + zlib.crc32(block).to_bytes(4, "little"))
         return digest.digest()
@@ -135,10 +137,10 @@ class TlsPaths:
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
-    """What the options say. A transfer has `timeout_s` for all of it; there are `max_transfers` at once.
+    """The options of transfers. One has `timeout_s` for all of it; there are `max_transfers` at once.
 
-    `listen` and `advertise` (None: what is bound) are host:port of connectors that listen on the network,
-    `directory` is where those that do not put their sockets.
+    `listen` and `advertise` (None: the bound address) are host:port of connectors that listen on the network,
+    `directory` is where the others put their sockets.
     """
 
     listen: str
@@ -182,7 +184,7 @@ class BlockSource(Protocol):
         ...
 
     def reading(self, offered: Offered) -> AbstractContextManager[None]:
-        """Around a transfer: an offer does not expire under who fetches it."""
+        """Keep an offer from expiring during a transfer."""
         ...
 
     def read(self, offered: Offered, first: int, count: int) -> PendingBlocks:
@@ -190,13 +192,13 @@ class BlockSource(Protocol):
         ...
 
     def fetched(self, offered: Offered) -> None:
-        """Somebody has all of the offer that he wants: it is over."""
+        """End an offer: all blocks that were wanted are fetched."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What is to be fetched: blocks [first, first + count) of an offer; with none of them it is given back.
+    """A fetch of blocks [first, first + count) of an offer; with none of them the offer is given back.
 
     `deadline`: time.monotonic() by which it has to be done.
     """
@@ -234,14 +236,14 @@ class Connector(ABC):
 
     @abstractmethod
     def fetch(self, fetch: Fetch, put: Put) -> None:
-        """Hands all blocks to `put`, in order, and tells the offering side that it has them.
+        """Hand all blocks to `put`, in order, and tell the offering side that they have arrived.
 
         Raises TransferError. Called from several threads at once.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the offering side, and gives up what it is at. Idempotent."""
+        """End the offering side and its transfers. Idempotent."""
 
 
 def load_connector(spec: str, builtin: dict[str, type[Connector]]) -> type[Connector]:

@@ -1,4 +1,4 @@
-"""The bytes that both connectors of this package speak, and the moves of either side.
+"""The protocol of the connectors of this package: its bytes, and the part of either side.
 
     server    greeting   magic, version, nonce[16]
     client    request    magic, kind, name[16], binding[16], layout[16], first, count, proof[16]
@@ -6,8 +6,8 @@
     server    chunks     as the connector has it: per block a checksum[16] and the block
     client    thanks     one byte, once all blocks are there and right
 
-Everything has a fixed length, numbers are little-endian, and nobody takes a length from the other side that
-he did not ask for. The proof covers the nonce, so a request cannot be played again.
+Everything has a fixed length, numbers are little-endian, and no side takes a length from the other that it
+did not ask for. The proof covers the nonce, so a request cannot be played again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TimedSocket:
                 view = view[self.socket.send(view) :]
 
     def receive(self, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Receive exactly `count` bytes."""
         data = bytearray(count)
         self.receive_into(memoryview(data))
         return bytes(data)
@@ -101,7 +101,7 @@ REPLY_BYTES: Final = _REPLY.size
 
 
 class Kind(IntEnum):
-    """What a request is for: the blocks, or to say that they are not wanted."""
+    """The purpose of a request: to fetch blocks, or to give the offer back."""
 
     FETCH = 1
     GIVE_BACK = 2
@@ -127,7 +127,7 @@ _FAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as the server reads it. `body` is what `proof` covers beside the nonce."""
+    """A request as the server reads it. `proof` covers the nonce and `body`."""
 
     kind: Kind
     name: bytes

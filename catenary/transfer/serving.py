@@ -54,7 +54,8 @@ class SendChunk(Protocol):
 class OfferServer:
     """Answers for offers on a listening socket, which it owns. At most `max_transfers` connections at once.
 
-    One more waits for the first that is nobody yet to be shut: who only connects cannot keep others out.
+    A further connection closes the oldest one that has shown no ticket: peers that only connect cannot keep
+    others out.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class OfferServer:
         max_transfers: int,
         wrap: Callable[[socket.socket], socket.socket] | None = None,
     ) -> None:
-        """`wrap`: makes of a connection what is spoken on. Does not wait for the peer; may raise OSError."""
+        """`wrap` returns the socket to speak on for a connection. It does not wait for the peer; it may raise
+        OSError."""
         self._listener = listener
         self._source = source
         self._send_chunk = send_chunk

@@ -2,9 +2,9 @@
 
 The fetching engine connects to a unix socket of the offering one. For each chunk it gets a descriptor of
 anonymous memory (memfd) with the checksums and the blocks, and says that it has it. Such memory has no name:
-nobody else can find it, the size of /dev/shm does not limit it, and the kernel frees it with the last process
-that has it, however that ends. That the descriptor arrives proves that both are on one host. What has a name
-is the socket alone; those of engines that were killed are removed by whoever starts next in the directory.
+no other process can find it, the size of /dev/shm does not limit it, and the kernel frees it with the last
+process that has it, however that ends. That the descriptor arrives proves that both are on one host. The
+socket alone has a name; those of engines that were killed are removed by the next engine in the directory.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _check_own(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> int:
-    """Remove the sockets in the directory that nobody listens on any more. Returns how many."""
+    """Remove the sockets in the directory on which no process listens any more. Return how many."""
     removed = 0
     for path in directory.glob(f"*{_SUFFIX}"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -159,7 +159,7 @@ def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes
 
 
 def _map(memory: int, size: int) -> memoryview:
-    """Memory that cannot change any more, for as long as somebody looks at it."""
+    """Map memory that cannot change any more."""
     try:
         sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         if not sealed or os.fstat(memory).st_size != size:

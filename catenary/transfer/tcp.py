@@ -1,4 +1,4 @@
-"""KV between hosts, in the clear: for a network of nobody but the engines. See tls.py for others."""
+"""KV between hosts, in the clear: for a network of engines alone. See tls.py for others."""
 
 from __future__ import annotations
 
@@ -66,12 +66,13 @@ class TcpConnector(Connector):
             self._server.close()
 
     def _dialled(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
-        """What is spoken on, of a connection to `host`; may wait for the peer. Raises TransferError."""
+        """Return the socket to speak on, for a connection to `host`; may wait for the peer. Raises
+        TransferError."""
         return connection
 
 
 def _host_and_port(text: str) -> TcpAddress:
-    """Raises ValueError."""
+    """Return host and port of an address. Raises ValueError."""
     address = parse_address(text)
     if not isinstance(address, TcpAddress):
         raise ValueError("not HOST:PORT")

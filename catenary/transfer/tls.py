@@ -62,7 +62,7 @@ def _loaded(paths: TlsPaths, *, server: bool) -> ssl.SSLContext:
 
 
 def _stamps(paths: TlsPaths) -> list[tuple[int, ...]]:
-    """What changes when a file is written anew or another takes its place."""
+    """Return values that change when a file is written anew or replaced."""
     stamps: list[tuple[int, ...]] = []
     for path in (paths.cert, paths.key, paths.ca):
         found: tuple[int, ...] = ()
