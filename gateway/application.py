@@ -18,8 +18,8 @@ from gateway.cross_origin import CrossOrigin
 from gateway.errors import ApiError, internal
 from gateway.http.answers import error_response
 from gateway.http.context import Observer, RequestContext
-from gateway.ignored import IgnoredFieldsLayer
 from gateway.routing import Access, DescribedRoute, DirectRoutes, Routes, paths_with
+from gateway.schemas.ignored import IgnoredFieldsLayer
 
 _VERSION = "/v1"
 # Between two paths as short as these, a lower likeness is chance: /v1/messages and /v1/models have 0.64.

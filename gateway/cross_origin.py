@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http.answers import Fields, send_error
-from gateway.ignored import IGNORED
 from gateway.limits.limiter import LIMIT_HEADERS
+from gateway.schemas.ignored import IGNORED
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")

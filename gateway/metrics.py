@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from catenary.resume import Cause
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError
-from gateway.http.disconnect import ClientGone, SlowReader
+from gateway.http.request import ClientGone, SlowReader
 from gateway.streaming.writer import Usage
 
 _LABELS = ("model_name",)

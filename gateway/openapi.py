@@ -20,10 +20,10 @@ from gateway.auth import (
     SESSION_ID,
 )
 from gateway.errors import ErrorEnvelope
-from gateway.ignored import IGNORED
 from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.routing import ALWAYS, JSON, DescribedRoute, Operation, Routes
 from gateway.schemas.base import RequestModel
+from gateway.schemas.ignored import IGNORED
 
 Schema = dict[str, Any]
 _PLACE = "#/components/schemas/"

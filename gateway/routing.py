@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http.answers import Call, error_response
-from gateway.http.disconnect import ClientGone
-from gateway.http.query import Parameter
+from gateway.http.request import ClientGone, Parameter
 from gateway.schemas.base import RequestModel
 
 JSON = "application/json"

@@ -32,8 +32,8 @@ from gateway import Caller
 from gateway.generation.chat import prepare_chat
 from gateway.generation.service import collect
 from gateway.routes.completions import prepare_completion
+from gateway.schemas.base import parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 
 _GENERATE = (common_pb2.MODEL_TASK_GENERATE,)
 

@@ -27,7 +27,7 @@ from catenary_apps.llm.sampling_params import PoolingParams
 from gateway import Caller
 from gateway.pooling.answers import compare, scores_of, unpack
 from gateway.pooling.work import Pooled
-from gateway.schemas.validation import parse_request
+from gateway.schemas.base import parse_request
 
 EMBED = (common_pb2.MODEL_TASK_EMBED,)
 # A score is the probability of the one class that its model has.

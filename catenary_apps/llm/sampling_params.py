@@ -13,7 +13,7 @@ from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check
 from catenary.sequence_limits import MAX_BEAM_WIDTH
 from catenary_apps.llm.endpoint import LIMITS, OfflineRequest
 from gateway import ApiError
-from gateway.schemas.validation import parse_request
+from gateway.schemas.base import parse_request
 
 C = TypeVar("C", bound=type)
 

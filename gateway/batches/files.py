@@ -18,7 +18,7 @@ from starlette.requests import Request
 from catenary.nearest import near
 from gateway.batches.objects import FileObject, Purpose
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http.disconnect import ClientGone
+from gateway.http.request import ClientGone
 from gateway.state.database import Database
 
 _COLUMNS = "id, purpose, filename, bytes, created, expires"

@@ -14,7 +14,7 @@ from catenary.telemetry import new_id
 from gateway.batches.files import FileStore
 from gateway.batches.objects import BatchProblem, BatchStatus
 from gateway.batches.store import BatchStore, ClaimedBatch, Outcome
-from gateway.http.body import NUMBERS, Turns, decode_json, too_many_values
+from gateway.http.request import NUMBERS, Turns, decode_json, too_many_values
 
 # Length of names that results repeat (OpenAI gives no figure), and problems in one report.
 MAX_CUSTOM_ID = 512

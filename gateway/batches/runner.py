@@ -18,8 +18,8 @@ from gateway.batches.files import FileStore
 from gateway.batches.job import BatchJob, BatchLine, JobLimits, LineResult
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.errors import ApiError, bad_request, internal
-from gateway.ignored import ignored_header
 from gateway.limits.limiter import BEYOND_ITS_KEY, COUNTED, Tried
+from gateway.schemas.ignored import ignored_header
 from gateway.state.jobs import JobOwner, JobRunner, LeaseLost
 
 _log = get_logger(__name__)

@@ -25,7 +25,7 @@ from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.errors import ApiError, bad_request
 from gateway.generation.requests import Requests
 from gateway.http.answers import Call, send_json
-from gateway.schemas.validation import parse_request
+from gateway.schemas.base import parse_request
 
 
 @dataclass(frozen=True, slots=True)

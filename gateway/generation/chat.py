@@ -21,8 +21,7 @@ from gateway.parsing.output import IdStyle
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import TemplateFormats, read_response_template
 from gateway.parsing.toolset import ToolSet
-from gateway.schemas.chat import ChatInputFields, ChatRequest
-from gateway.schemas.messages import ChatMessage, ToolCall
+from gateway.schemas.chat import ChatInputFields, ChatMessage, ChatRequest, ToolCall
 from gateway.schemas.tools import CallMode, FunctionTool
 from gateway.text.models import Model
 from gateway.text.target import Rendered

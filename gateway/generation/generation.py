@@ -3,16 +3,312 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from catenary.text import Detokenizer
+from catenary.v1 import common_pb2
 from gateway.errors import bad_request, internal, timed_out
-from gateway.generation.choice import Choice, Prompt, read_prompts, text_options
 from gateway.generation.plan import GenerationPlan
 from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed, Session
-from gateway.streaming.delta import ChoiceDelta
+from gateway.parsing.choice import TextParser
+from gateway.parsing.output import Part
+from gateway.streaming.delta import (
+    ChoiceDelta,
+    Echo,
+    LogprobEntry,
+    Piece,
+    PromptReport,
+    SequenceText,
+    TextOptions,
+    TokenLogprob,
+    joined,
+)
 from gateway.streaming.writer import Usage, usage_of
+
+# Decoding so many tokens takes long enough for others to notice.
+LONG_PROMPT_TOKENS = 4096
+
+
+class Prompt:
+    """One prompt of a request. Its choices wait until all of its log probabilities are known, which its first
+    sequence brings."""
+
+    __slots__ = ("_echo", "_entries", "_ids", "_plan", "_values", "_wanted", "deferred", "known")
+
+    def __init__(self, plan: GenerationPlan, ids: Sequence[int]) -> None:
+        self._plan = plan
+        self._ids = ids
+        fields = plan.fields
+        self._wanted = fields.prompt_top_count is not None
+        self._values: list[TokenLogprob] = []
+        self._entries: tuple[LogprobEntry, ...] | None = None
+        self._echo = Echo(plan.detokenizer(()), ids) if fields.echoes else None
+        self.known = not self._wanted or len(ids) == 1
+        """Whether all log probabilities are here."""
+        self.deferred: list[SequenceFeed] = []
+        """Feeds that wait for them."""
+
+    def add(self, values: Sequence[TokenLogprob], *, last: bool) -> bool:
+        """Take log probabilities, and tell whether they are all here; `last`: none follow.
+
+        Raises ApiError if there are too few or too many."""
+        self._values += values
+        missing = len(self._ids) - 1 - len(self._values)
+        if missing < 0 or (missing and last):
+            raise internal()
+        self.known = not missing
+        return self.known
+
+    def detokenizer(self) -> Detokenizer:
+        """What decodes a choice."""
+        return self._echo.detokenizer() if self._echo is not None else self._plan.detokenizer(self._ids)
+
+    @property
+    def text(self) -> str:
+        """What stands in front of each choice."""
+        return self._echo.text if self._echo is not None else ""
+
+    def entries(self) -> tuple[LogprobEntry, ...]:
+        """The log probabilities that belong to `text`."""
+        count = self._plan.top_count
+        if self._echo is None or count is None:
+            return ()
+        if self._entries is None:
+            self._entries = self._echo.entries([_best(value, count) for value in self._values])
+        return self._entries
+
+    def report(self) -> PromptReport | None:
+        """What else is told; None: nothing was asked for."""
+        fields = self._plan.fields
+        if fields.prompt_logprobs is None and not fields.return_token_ids:
+            return None
+        logprobs = None
+        if fields.prompt_logprobs is not None:
+            best = [_best(value, fields.prompt_logprobs) for value in self._values]
+            logprobs = list(zip(self._ids, (None, *best), strict=True))
+        return PromptReport(self._ids if fields.return_token_ids else None, logprobs)
+
+
+async def read_prompts(plan: GenerationPlan) -> list[Prompt]:
+    """The prompts of a request, decoded where they are echoed."""
+    if plan.fields.echoes and plan.prompt_tokens > LONG_PROMPT_TOKENS:
+        return await asyncio.to_thread(_read, plan)
+    return _read(plan)
+
+
+def _read(plan: GenerationPlan) -> list[Prompt]:
+    return [Prompt(plan, ids) for ids in plan.prompts]
+
+
+def _best(value: TokenLogprob, count: int) -> TokenLogprob:
+    if len(value.top_ids) <= count:
+        return value
+    return TokenLogprob(value.sampled, value.top_ids[:count], value.top_values[:count])
+
+
+_REASONS: dict[int, str] = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+class Choice:
+    """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
+
+    __slots__ = (
+        "_called",
+        "_opened",
+        "_parser",
+        "_plan",
+        "_prompt",
+        "_prompt_only",
+        "_ranks",
+        "_reports",
+        "_scored",
+        "_settles",
+        "_single",
+        "_tells_ids",
+        "_text",
+        "_waiting",
+        "finish_reason",
+        "index",
+        "logprob",
+    )
+
+    def __init__(self, plan: GenerationPlan, index: int, prompt: Prompt, options: TextOptions) -> None:
+        self._plan = plan
+        self._prompt = prompt
+        self._text = SequenceText(prompt.detokenizer(), options, len(prompt.text))
+        self._parser = plan.parser(index)
+        self._opened = False
+        self._called = False
+        # Looked at with every token.
+        self._prompt_only = plan.prompt_only
+        self._scored = plan.scored is not None
+        self._reports = plan.top_count is not None
+        self._ranks = plan.ranks
+        self._tells_ids = bool(plan.fields.return_token_ids)
+        self._single = plan.ends_with_call
+        self._settles = options.settles
+        # Tokens that are not known to be part of the answer yet.
+        self._waiting: tuple[list[int], list[TokenLogprob]] = [], []
+        self.index = index
+        self.finish_reason: str | None = None
+        self.logprob = 0.0
+        """Sum of the tokens' log probabilities, where candidates are ranked by it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated that are part of the answer for certain."""
+        return self._text.counted
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of them are reasoning."""
+        if self._parser is None:
+            return 0
+        return min(self.tokens, self._parser.reasoning_tokens(self._text.offsets))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended it, or the one call that was wanted, and not the engine."""
+        return self._text.stopped or self._called
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log probability per token."""
+        return self.logprob / max(1, self.tokens)
+
+    def read(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> ChoiceDelta:
+        """The next tokens, and why they are the last ones.
+
+        Raises ApiError if log probabilities are missing."""
+        if not self._single or len(ids) < 2:
+            return self._read(ids, logprobs, reason, stop_token)
+        # One after the other: what stands behind the call does not count.
+        deltas = []
+        for place in range(len(ids)):
+            last = place == len(ids) - 1
+            some = slice(place, place + 1)
+            deltas.append(
+                self._read(
+                    ids[some],
+                    None if logprobs is None else logprobs[some],
+                    reason if last else None,
+                    stop_token if last else None,
+                )
+            )
+            if self.finish_reason is not None:
+                break
+        return joined(deltas)
+
+    def _read(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> ChoiceDelta:
+        if self._prompt_only:
+            ids, logprobs, stop_token = (), None, None
+        elif not self._scored:
+            logprobs = None
+        elif len(logprobs or ()) != len(ids):
+            raise internal()
+        piece = self._text.feed(
+            ids,
+            logprobs if self._reports else None,
+            ended=reason is not None,
+            stop_token=stop_token is not None,
+        )
+        parts = None
+        if self._parser is not None:
+            parts = self._parse(self._parser, piece.text, ended=reason is not None)
+            if self._settles:
+                piece = self._settled(self._parser, piece.text, ended=reason is not None)
+                ids, logprobs = self._counted(ids, logprobs, piece.count)
+        if self._ranks and logprobs is not None:
+            self.logprob += sum(logprob.sampled for logprob in logprobs[: piece.count])
+        stop_reason = self._end(piece.stop, reason, stop_token)
+        text, entries, report = piece.text, piece.entries, None
+        if not self._opened:
+            self._opened = True
+            text, entries = self._prompt.text + text, self._prompt.entries() + entries
+            report = self._prompt.report()
+        told = ids[: piece.count] if self._tells_ids else ()
+        return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
+
+    def _parse(self, parser: TextParser, text: str, *, ended: bool) -> list[Part]:
+        """The parts in new text. Where one call is all that is wanted, its end ends the answer."""
+        parser.search_from(self._text.searched)
+        parts = parser.feed(text)
+        if self._single and parser.called and self._text.tokens >= (self._plan.fields.min_tokens or 0):
+            self._called = True
+        if ended or self._called:
+            parts += parser.finish()
+        return parts
+
+    def _settled(self, parser: TextParser, text: str, *, ended: bool) -> Piece:
+        """What new text has made certain, where the parser looks for stop strings."""
+        if (stop := parser.stop) is not None:
+            settled = self._text.cut(stop.shown, stop.end, stop.text)
+        else:
+            settled = self._text.settle(parser.settled, ended=ended or self._called)
+        return Piece(text, settled.entries, settled.count, settled.stop)
+
+    def _counted(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, count: int
+    ) -> tuple[Sequence[int], Sequence[TokenLogprob] | None]:
+        """The next `count` tokens of those that came, now or before."""
+        if not (self._tells_ids or self._ranks):
+            return ids, logprobs
+        waiting_ids, waiting_logprobs = self._waiting
+        waiting_ids += ids
+        waiting_logprobs += logprobs or ()
+        told_ids, told_logprobs = waiting_ids[:count], waiting_logprobs[:count]
+        del waiting_ids[:count], waiting_logprobs[:count]
+        return told_ids, None if logprobs is None else told_logprobs
+
+    def _end(
+        self,
+        stop: str | int | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> str | int | None:
+        """Tell why the text has ended, if it has. Returns what stopped it, as far as the request named it."""
+        if stop is not None or self._called:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.finish_reason = "length" if self._prompt_only else _REASONS[reason]
+            if stop_token in (self._plan.fields.stop_token_ids or ()):
+                stop = stop_token
+        if self.finish_reason == "stop" and self._parser is not None and self._parser.called:
+            self.finish_reason = self._plan.parsing.called_reason
+        return stop
+
+
+def text_options(plan: GenerationPlan) -> TextOptions:
+    """How the texts of a request end."""
+    fields = plan.fields
+    # Where something is read in the texts, that tells which part of them stop strings are looked for in.
+    parsed = plan.parsing.needed
+    return TextOptions(
+        () if parsed else fields.stops,
+        fields.min_tokens or 0,
+        bool(fields.include_stop_str_in_output),
+        plan.prepared.scores_stop_token,
+        keeps_offsets=bool(plan.parsing.reasoning_parser),
+        settles=parsed and bool(fields.stops),
+    )
+
 
 # What an engine, which knows no fields of requests, calls the constraint.
 _CONSTRAINT = "constraint"

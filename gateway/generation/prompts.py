@@ -14,9 +14,9 @@ from gateway.errors import ApiError, bad_request
 from gateway.generation.chat import to_chat_input
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.requests import Requests
+from gateway.schemas.base import parse_request
 from gateway.schemas.chat import TokenizeChatRequest
 from gateway.schemas.completion import DetokenizeRequest, TokenizeRequest
-from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 

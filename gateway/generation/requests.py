@@ -19,8 +19,7 @@ from gateway.auth import Caller, caller_of
 from gateway.config import GatewayConfig
 from gateway.errors import bad_request, overloaded, unavailable
 from gateway.http.answers import Call
-from gateway.http.body import BodyLimits, read_json_object
-from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.request import BodyLimits, ClientGone, ClientWatch, read_json_object
 from gateway.link.inbox import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.schemas.base import RequestLimits

@@ -20,7 +20,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan, Prepared, make_plan, truncation
 from gateway.generation.requests import ActiveRequest, Requests
 from gateway.http.answers import Call, PartSender, part_sender, send_json
-from gateway.http.disconnect import ClientGone
+from gateway.http.request import ClientGone
 from gateway.link.inbox import Session
 from gateway.metrics import RequestTimer
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from catenary.telemetry import Span, bind_request, get_logger, request_id, start_span, unrecorded
 from gateway.errors import ApiError, bad_request, internal
 from gateway.http.answers import REQUEST_ID, Fields, request_id_of, send_error
-from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
-from gateway.ignored import ignored_header
+from gateway.http.request import ClientGone, SlowReader
+from gateway.schemas.ignored import ignored_header
 
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")

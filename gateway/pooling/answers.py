@@ -17,9 +17,8 @@ from catenary.v1 import common_pb2
 from gateway.errors import bad_request
 from gateway.generation.chat import to_chat_input
 from gateway.pooling.work import Pooled, Work
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.pooling import ChatDocument, PooledFields, TextFields
-from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 
 

@@ -14,7 +14,7 @@ from catenary.telemetry import get_logger
 from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request, internal, overloaded, unavailable
 from gateway.generation.service import GenerationService, Running
-from gateway.http.disconnect import ClientWatch
+from gateway.http.request import ClientWatch
 from gateway.responses import events
 from gateway.responses.events import Error, encode_event
 from gateway.responses.objects import ResponseStatus, decode_response, encode_response

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal
 from gateway.generation.service import Running
-from gateway.http.disconnect import ClientGone
+from gateway.http.request import ClientGone
 from gateway.parsing.output import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.responses import events, objects
 from gateway.responses.events import Event

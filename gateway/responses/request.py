@@ -15,12 +15,12 @@ from gateway.auth import Caller
 from gateway.errors import ApiError, bad_request
 from gateway.generation.chat import prepare_chat
 from gateway.generation.plan import Prepared
-from gateway.ignored import current_ignored
 from gateway.responses import objects
 from gateway.responses.objects import Response, ResponseStatus
 from gateway.responses.store import StoredResponse
 from gateway.schemas import response_items as schema
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
+from gateway.schemas.ignored import current_ignored
 from gateway.schemas.responses import (
     BY_CHAT_NAME,
     CHAT_PARAMETERS,
@@ -30,7 +30,6 @@ from gateway.schemas.responses import (
     ResponsesRequest,
     ResponseTool,
 )
-from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 
 T = TypeVar("T")

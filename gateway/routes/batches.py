@@ -12,7 +12,7 @@ from gateway.batches.files import FileStore, UploadForm, file_not_found
 from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, BatchPage, BatchRequest, FileObject, FilePage
 from gateway.batches.service import BatchService
 from gateway.http.answers import Call, Deleted, json_response, page_of
-from gateway.http.query import Choice, Integer, Text, query_of
+from gateway.http.request import Choice, Integer, Text, query_of
 from gateway.routing import READS, STORED, Routes
 
 _AFTER_BATCH = Text("after", "Id of the batch after which the list begins.")

@@ -20,7 +20,7 @@ from gateway.generation.requests import ActiveRequest
 from gateway.generation.service import GenerationService, answer
 from gateway.http.answers import Call, send_json
 from gateway.routing import ASKS, Paths, Routes
-from gateway.schemas.base import RequestLimits, RequestModel
+from gateway.schemas.base import RequestLimits, RequestModel, parse_request
 from gateway.schemas.chat import ChatRequest, TokenizeChatRequest
 from gateway.schemas.completion import (
     DEFAULT_MAX_TOKENS,
@@ -28,7 +28,6 @@ from gateway.schemas.completion import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from gateway.schemas.validation import parse_request
 from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
 from gateway.streaming.completion import Completion, CompletionWriter
 from gateway.text.models import Model

@@ -39,7 +39,7 @@ from gateway.pooling.answers import (
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, vector_width
 from gateway.routing import ASKS, Routes
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.pooling import (
     ChatClassifyRequest,
     ChatEmbeddingRequest,
@@ -53,7 +53,6 @@ from gateway.schemas.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from gateway.schemas.validation import parse_request
 from gateway.text.models import Model, task_names
 
 _EMBED = common_pb2.MODEL_TASK_EMBED

@@ -8,8 +8,7 @@ from starlette.responses import Response
 from gateway.auth import caller_of
 from gateway.errors import bad_request
 from gateway.http.answers import Call, Deleted, json_response, send_json
-from gateway.http.query import Choice, Integer, Text, query_of
-from gateway.ignored import current_ignored
+from gateway.http.request import Choice, Integer, Text, query_of
 from gateway.responses.events import ResponseEvent
 from gateway.responses.objects import InputTokens, ItemPage
 from gateway.responses.objects import Response as ResponseObject
@@ -17,7 +16,7 @@ from gateway.responses.request import ID_PREFIX
 from gateway.responses.service import Library, ResponsesService, page, stored_items
 from gateway.routing import ASKS, STORED, Routes
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.ignored import unsupported_parameter
+from gateway.schemas.ignored import current_ignored, unsupported_parameter
 from gateway.schemas.responses import (
     CHAT_PARAMETERS,
     INCLUDABLE,

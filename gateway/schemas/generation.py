@@ -12,7 +12,6 @@ from pydantic_core.core_schema import ValidationInfo
 from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TOP_P
 from catenary.sequence_limits import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
-from gateway.ignored import current_ignored
 from gateway.schemas.base import (
     INT32_MAX,
     INT64_MAX,
@@ -25,6 +24,7 @@ from gateway.schemas.base import (
     limits_of,
     within,
 )
+from gateway.schemas.ignored import current_ignored
 from gateway.schemas.structured import StructuredFields
 
 # As JSON writes numbers: one id has one name.

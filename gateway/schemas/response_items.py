@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from pydantic.config import JsonDict
 
-from gateway.schemas.base import FieldError, RequestModel, plain_object
+from gateway.schemas.base import ITEM_KINDS, FieldError, RequestModel, plain_object
 
 _REFERENCE = "item_reference"
-_KINDS = ("message", "function_call", "function_call_output", "reasoning", _REFERENCE)
 # Of ids and names, as in chats.
 _MAX_NAME = 256
 # What clients send back with items that they got, and what of it asks for nothing.
@@ -49,9 +48,11 @@ def read_item(value: Any) -> Any:
         raise FieldError(
             "Invalid type for '{param}': expected an item whose 'type' is a string.", "invalid_type"
         )
-    if kind not in _KINDS:
+    if kind not in ITEM_KINDS:
         raise FieldError(
-            "Invalid '{param}': only items of type " + ", ".join(_KINDS) + " are supported by this server.",
+            "Invalid '{param}': only items of type "
+            + ", ".join(ITEM_KINDS)
+            + " are supported by this server.",
             "unsupported_parameter",
         )
     return item
@@ -161,9 +162,6 @@ class ItemReference(RequestModel):
 
 
 WholeItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-FUNCTION_TAG, OTHER_TAG = "<tool>", "<other tool>"
-UNION_TAGS = frozenset({FUNCTION_TAG, OTHER_TAG, *(f"<{kind}>" for kind in _KINDS)})
-"""What stands in an error's location behind the index of an item or a tool, and is no field."""
 
 
 def _kind(value: Any) -> str:

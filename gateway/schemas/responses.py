@@ -10,12 +10,13 @@ from pydantic_core.core_schema import ValidationInfo
 
 from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from gateway.errors import ApiError, bad_request
-from gateway.ignored import current_ignored
 from gateway.schemas.base import (
     DEPRECATED,
+    FUNCTION_TAG,
     INT32_MAX,
     MAX_FIELDS,
     MODEL,
+    OTHER_TAG,
     FieldError,
     RequestLimits,
     RequestModel,
@@ -30,13 +31,12 @@ from gateway.schemas.ignored import (
     OTHERS_COUNTERPARTS,
     RESPONSE_FIELDS,
     RESPONSES,
+    current_ignored,
     drop_neutral,
     tree_of,
     unsupported_parameter,
 )
 from gateway.schemas.response_items import (
-    FUNCTION_TAG,
-    OTHER_TAG,
     InputItem,
     read_item,
     without_neutral,

@@ -9,8 +9,8 @@ from openai.types.chat import ChatCompletion
 
 from gateway.auth import Caller
 from gateway.generation.chat import prepare_chat
+from gateway.schemas.base import parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 from tests.support.chat_answers import told
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.stack_fixtures import StartStack

@@ -13,10 +13,9 @@ from catenary.constraints import ConstraintKind
 from catenary.v1 import common_pb2
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import ApiError
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.validation import parse_request
 from tests.support.constraints import Language
 
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -17,10 +17,10 @@ from gateway import routing
 from gateway.app import GatewayApp
 from gateway.application import unknown_url
 from gateway.config import GatewayConfig
-from gateway.ignored import IGNORED
 from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.openapi import document
 from gateway.routing import ASKS, Routes, batch_endpoints, limited_paths
+from gateway.schemas.ignored import IGNORED
 from gateway.streaming.chat import ChatChunk, ChunkChoice, Delta
 from tests.support.secrets import TestSecrets
 

@@ -10,7 +10,7 @@ from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from catenary_apps.llm.endpoint import LIMITS, DocumentFields, PairFields, document_work
 from gateway import ApiError
-from gateway.schemas.validation import parse_request
+from gateway.schemas.base import parse_request
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import VOCAB_SIZE, tokenizer_json
 

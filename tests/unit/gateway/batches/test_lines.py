@@ -78,7 +78,7 @@ async def test_blank_lines_count_against_a_limit() -> None:
 
 async def test_others_have_the_loop_between_any_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little a step takes: turns last no time here."""
-    monkeypatch.setattr("gateway.http.body.TURN_S", 0.0)
+    monkeypatch.setattr("gateway.http.request.TURN_S", 0.0)
     line = b'{"custom_id":"a","method":"POST","url":"%s","body":{"a":[%s]}}\n'
     for data, steps, found in (
         (b"\n" * 20_000, 9000, ["too_many_lines"]),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError, context_length_exceeded
 from gateway.generation.chat import droppable, fitted
-from gateway.schemas.messages import ChatMessage
+from gateway.schemas.chat import ChatMessage
 from gateway.text.target import Rendered
 
 

@@ -15,9 +15,8 @@ from gateway.generation.generation import Generation
 from gateway.generation.plan import Prepared, make_plan
 from gateway.generation.service import collect
 from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed, deliver, ended
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.validation import parse_request
 from gateway.streaming.delta import TokenLogprob
 from gateway.text.models import Model
 from gateway.text.target import Rendered

@@ -21,10 +21,9 @@ from gateway.generation.plan import (
 from gateway.generation.requests import Priorities, QueuePriority
 from gateway.pooling.answers import document_work
 from gateway.routes.pooling import read_embedding
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.validation import parse_request
 from gateway.text.models import Model
 from gateway.text.target import Rendered
 from tests.support.steps import counted

@@ -20,9 +20,8 @@ from gateway.link.inbox import SequenceEnded
 from gateway.parsing.choice import ParserChoice
 from gateway.parsing.output import Content, Reasoning, ToolCallArguments, ToolCallStart
 from gateway.parsing.toolset import ToolSet
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 from gateway.streaming.delta import ChoiceResult, TokenLogprob
 from gateway.text.models import Model
 from gateway.text.target import Rendered

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway.errors import ApiError
-from gateway.http import body
-from gateway.http.body import BodyLimits, read_json_object, too_many_values
+from gateway.http import request
+from gateway.http.request import BodyLimits, read_json_object, too_many_values
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\[]{},:\n'),
@@ -34,8 +34,8 @@ def count(value: Any) -> int:
 def test_strings_arrays_and_objects_are_counted_exactly(value: Any, piece: int, indent: bool) -> None:
     text, most = json.dumps(value, indent=2 if indent else None).encode(), count(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "_SLICE", piece)
-        patch.setattr(body, "NUMBERS", 1000)
+        patch.setattr(request, "_SLICE", piece)
+        patch.setattr(request, "NUMBERS", 1000)
         assert not asyncio.run(too_many_values(text, max(most, 1)))
         if most > 1:
             assert asyncio.run(too_many_values(text, most - 1))

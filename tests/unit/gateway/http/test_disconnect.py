@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.http.closing import HalfClosedClients
-from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.request import ClientGone, ClientWatch
 
 
 class Client:

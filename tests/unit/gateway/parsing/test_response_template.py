@@ -14,9 +14,8 @@ from gateway.parsing.choice import ParserChoice
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import read_response_template
 from gateway.parsing.toolset import ToolSet
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 from tests.support.model_outputs import HERMES, MISTRAL, PYTHONIC, QWEN_CODER
 from tests.support.parsed import SCHEMAS, Output, read_with
 from tests.support.token_outputs import GLM

@@ -19,9 +19,8 @@ from gateway.generation.chat import choose_constraint, choose_parser
 from gateway.parsing.choice import ParserChoice
 from gateway.parsing.output import Content, ToolCallArguments, ToolCallStart
 from gateway.parsing.toolset import ToolSet
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 from tests.support.constraints import Language
 
 SCHEMA = {

@@ -11,7 +11,6 @@ from catenary.telemetry import new_id
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
-from gateway.ignored import IgnoredFields, noting
 from gateway.responses import objects
 from gateway.responses.request import (
     Origin,
@@ -25,6 +24,7 @@ from gateway.responses.request import (
     response_request,
 )
 from gateway.schemas.base import RequestLimits
+from gateway.schemas.ignored import IgnoredFields, noting
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import tokenizer_json
 

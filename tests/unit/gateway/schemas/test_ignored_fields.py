@@ -9,15 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
-from gateway.ignored import MAX_NAMES, IgnoredFields, field_path, noting
 from gateway.routes.pooling import read_embedding
-from gateway.schemas.base import RequestLimits, RequestModel
+from gateway.schemas.base import RequestLimits, RequestModel, parse_request
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from gateway.schemas.ignored import CHAT_FIELDS, EVERYWHERE, tree_of, without_ignored
+from gateway.schemas.ignored import (
+    CHAT_FIELDS,
+    EVERYWHERE,
+    MAX_NAMES,
+    IgnoredFields,
+    field_path,
+    noting,
+    tree_of,
+    without_ignored,
+)
 from gateway.schemas.pooling import RerankRequest, ScoreRequest
 from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 
 LIMITS = RequestLimits()

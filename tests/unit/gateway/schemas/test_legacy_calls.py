@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.generation.chat import with_tools
-from gateway.schemas.base import RequestLimits
-from gateway.schemas.chat import ChatRequest
-from gateway.schemas.messages import ChatMessage
-from gateway.schemas.validation import parse_request
+from gateway.schemas.base import RequestLimits, parse_request
+from gateway.schemas.chat import ChatMessage, ChatRequest
 
 USER = {"role": "user", "content": "x"}
 

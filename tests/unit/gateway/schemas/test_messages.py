@@ -10,9 +10,8 @@ import pytest
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.chat import to_chat_input
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 
 USER = {"role": "user", "content": "x"}

@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
-from gateway.ignored import IgnoredFields, noting
-from gateway.schemas.base import RequestLimits, RequestModel
+from gateway.schemas.base import RequestLimits, RequestModel, parse_request
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.ignored import CHAT, COMPLETION
+from gateway.schemas.ignored import CHAT, COMPLETION, IgnoredFields, noting
 from gateway.schemas.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.validation import parse_request
 from tests.support.steps import counted
 
 MESSAGES = [{"role": "user", "content": "x"}]

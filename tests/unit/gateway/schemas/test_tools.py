@@ -10,10 +10,9 @@ import pytest
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.chat import choose_parser
-from gateway.schemas.base import RequestLimits
+from gateway.schemas.base import RequestLimits, parse_request
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.tools import NO_CALLS, CallMode, CallPolicy
-from gateway.schemas.validation import parse_request
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 ADD = {"type": "function", "function": FUNCTION}

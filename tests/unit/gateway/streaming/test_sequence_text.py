@@ -12,13 +12,14 @@ from catenary.text import Vocabulary
 from gateway.streaming.delta import (
     FLOOR,
     LogprobEntry,
+    SequenceText,
+    TextOptions,
     TokenLogprob,
     TokenNames,
     chat_logprobs,
     completion_logprobs,
     token_name,
 )
-from gateway.streaming.sequence_text import SequenceText, TextOptions
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
-from gateway.streaming.delta import Echo, LogprobEntry, TokenLogprob
-from gateway.streaming.sequence_text import Piece, SequenceText, TextOptions
+from gateway.streaming.delta import Echo, LogprobEntry, Piece, SequenceText, TextOptions, TokenLogprob
 from tests.support.tiny_tokenizer import (
     EOS_ID,
     FIRST_BYTE_ID,
