@@ -37,7 +37,7 @@ class MutantError(Exception):
 
 
 def apply(mutation: Mutation, tree: Path) -> None:
-    """Writes the mutated file into a tree. Raises MutantError unless the old text is there exactly once."""
+    """Write the mutated file into a tree. Raises MutantError unless the old text is there exactly once."""
     path = tree / mutation.file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = text.count(mutation.old)
@@ -47,7 +47,7 @@ def apply(mutation: Mutation, tree: Path) -> None:
 
 
 def copy_tree(target: Path) -> None:
-    """Copies the files that git knows or would take up."""
+    """Copy the files that git knows or would take up."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -62,7 +62,7 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Runs tests in a tree. Returns pytest's exit code and the end of its output.
+    """Run tests in a tree. Returns pytest's exit code and the end of its output.
 
     In a process forked from one that has loaded torch and nothing of ours: loading it takes longer than most
     of the tests.
@@ -79,7 +79,7 @@ def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> tuple[int, st
 
 
 def _pytest(tree: str, tests: list[str], log: str) -> None:
-    """Runs in the forked process, which ends with it."""
+    """Run in the forked process, which ends with it."""
     output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -25,7 +25,7 @@ class MemoryFigures:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a piece of work took, in bytes: `kept` is still held after it, `peak` was held at the most."""
+    """Memory of a piece of work, in bytes: `kept` is still held after it, `peak` was held at the most."""
 
     kept: int
     peak: int
@@ -61,7 +61,7 @@ def resident_bytes() -> int:
 
 
 def reset_peak_resident() -> None:
-    """Makes the kernel forget the highest resident size. Without the right to, it stays that of the life."""
+    """Make the kernel forget the highest resident size. Without the right to, it stays that of the life."""
     try:
         _CLEAR_REFS.write_text("5")
     except OSError:

@@ -120,13 +120,13 @@ class NativeLinears(Protocol):
     """
 
     def pack(self, layer: NativeLinear) -> NativeProduct:
-        """Packs a layer that is not gated, and keeps nothing of what it was."""
+        """Pack a layer that is not gated, and keep nothing of what it was."""
 
     def packed(self) -> None:
         """Nothing more will be packed: gives back what that took."""
 
     def weight_bytes(self) -> int:
-        """Bytes of all weights that were packed."""
+        """Return the bytes of all weights that were packed."""
 
 
 class Chooser(Protocol):
@@ -140,7 +140,7 @@ class Chooser(Protocol):
     def best_step(
         self, inputs: Sequence[torch.Tensor], rows: int, last_rows: torch.Tensor, last_tokens: torch.Tensor
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-        """Prepares `choose` of the first `rows` hidden states of the model's `decode(*inputs)`, in one go.
+        """Prepare `choose` of the first `rows` hidden states of the model's `decode(*inputs)`, in one go.
 
         last_rows int64 [B]: the place of each row in last_tokens, int64 [places]. A token of the inputs that
         is below 0 is the one there, when the step is run, and what a row finds is kept there. Raises
@@ -155,10 +155,10 @@ class NativeDecoder(Protocol):
     """
 
     def attach(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
-        """Takes each layer's keys and values, [slots, kv_heads, head_dim]; the last block takes padding."""
+        """Take each layer's keys and values, [slots, kv_heads, head_dim]; the last block takes padding."""
 
     def clear_blocks(self, blocks: torch.Tensor) -> None:
-        """Zeroes blocks, int64 [N], in all layers; an id may come more than once."""
+        """Zero blocks, int64 [N], in all layers; an id may come more than once."""
 
     def prefill(
         self,
@@ -205,4 +205,4 @@ class NativeDecoder(Protocol):
         """Its own; None for a model whose best tokens are found among all logits."""
 
     def weight_bytes(self) -> int:
-        """Bytes of all weights that it took."""
+        """Return the bytes of all weights that it took."""

@@ -1,4 +1,4 @@
-"""Turns buckets into something replayable, and knows which of them are."""
+"""Turn buckets into something replayable, and knows which of them are."""
 
 from __future__ import annotations
 

@@ -51,12 +51,12 @@ def shapes_in_order(
 
 
 def count_shapes(phase: Phase, counts: Iterable[int]) -> list[Shape]:
-    """Shapes that are numbers of rows or blocks, fewest first."""
+    """Return the shapes that are numbers of rows or blocks, fewest first."""
     return [Shape(phase, count, count) for count in sorted(counts)]
 
 
 def split_long(shapes: Sequence[Shape], max_tokens: int) -> tuple[list[Shape], list[Shape]]:
-    """Prefills that are captured, and those above the limit, which are bound by computation anyway.
+    """Return prefills that are captured, and those above the limit, which are bound by computation anyway.
 
     What counts is the tokens of the chunk's rows and of one row's context: batch * query + context.
     """
@@ -91,11 +91,11 @@ class Purse:
         return shape.size * cost // size
 
     def allows(self, shape: Shape) -> bool:
-        """Whether a capture is expected to fit."""
+        """Return whether a capture is expected to fit."""
         return self.predict(shape) < self.remaining
 
     def charge(self, shape: Shape, cost: int) -> None:
-        """Notes what a capture took."""
+        """Note what a capture took."""
         before, size = self.measured.get(shape.phase, (0, 0))
         self.measured[shape.phase] = before + cost, size + shape.size
         self.used += cost
@@ -160,7 +160,7 @@ class CaptureSchedule:
         return tuple(self._skipped)
 
     def missing_bytes(self) -> int:
-        """What the shapes over budget would have taken, as predicted."""
+        """Return predicted bytes of the shapes over budget."""
         purses = ((shape, self._purse(shape)) for shape in self._skipped)
         return sum(purse.predict(shape) for shape, purse in purses if purse is not None)
 

@@ -33,7 +33,7 @@ class CodeCache:
         self._lock: IO[str] | None = None
 
     def open(self) -> bool:
-        """Takes the cache into use. False if it was damaged, and was therefore emptied. Raises OSError."""
+        """Take the cache into use. False if it was damaged, and was therefore emptied. Raises OSError."""
         self.code.mkdir(parents=True, exist_ok=True)
         self._lock = (self._directory / _LOCK).open("a")
         sound = True
@@ -48,7 +48,7 @@ class CodeCache:
         return sound
 
     def seal(self) -> None:
-        """Lists what the compiler has written: only that is kept at the next start."""
+        """List what the compiler has written: only that is kept at the next start."""
         partial = self._directory / f"{_MANIFEST}.{os.getpid()}"
         try:
             partial.write_text(json.dumps(_digests(self.code)))
@@ -57,7 +57,7 @@ class CodeCache:
             log.warning("compiled code is not kept for the next start", reason=str(error))
 
     def close(self) -> None:
-        """Lets others check it."""
+        """Let other processes check the cache."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -75,7 +75,7 @@ class CodeCache:
         return True
 
     def _manifest(self) -> Digests | None:
-        """What is listed; nothing yet for a new cache; None if the list cannot be read."""
+        """Return the list; empty for a new cache; None if it cannot be read."""
         try:
             content = json.loads((self._directory / _MANIFEST).read_text())
             return {str(name): (int(size), str(digest)) for name, (size, digest) in content.items()}

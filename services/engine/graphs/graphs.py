@@ -77,7 +77,7 @@ class PhaseWork:
     padding_blocks: int = 0
 
     def add(self, other: PhaseWork) -> None:
-        """Adds another's work to this."""
+        """Add another's work to this."""
         self.tokens += other.tokens
         self.padding_tokens += other.padding_tokens
         self.blocks += other.blocks
@@ -110,7 +110,7 @@ class PaddingCounter:
 def describe(
     span: Span, key: Key, work: PhaseWork | None, *, way: str, compilations: int, warming: bool
 ) -> None:
-    """Tells a computation's shape, its work and whether it was captured or compiled.
+    """Tell a computation's shape, its work and whether it was captured or compiled.
 
     `way` is replayed, captured, compiled or eager.
     """
@@ -190,7 +190,7 @@ class Graphs:
         tensors: Sequence[torch.Tensor],
         work: PhaseWork | None = None,
     ) -> Any:
-        """Computes `forward(*tensors)`. `key` names the static shape, of which the tensors must be.
+        """Compute `forward(*tensors)`. `key` names the static shape, of which the tensors must be.
 
         The result may be a buffer that the next run of the same shape overwrites. `work` is for traces.
         Raises what the forward raises.

@@ -76,7 +76,7 @@ class WarmUp:
         self.pending = True
 
     def step(self) -> bool:
-        """Visits one shape. False, and `pending` with it, once nothing is left."""
+        """Visit one shape. False, and `pending` with it, once nothing is left."""
         started = time.monotonic()
         self.pending = next(self._left, False)
         self.report.seconds += time.monotonic() - started
@@ -85,7 +85,7 @@ class WarmUp:
         return self.pending
 
     def run(self, progress: Callable[[int, int], None]) -> None:
-        """Visits all; tells how many are done of how many before each."""
+        """Visit all; tell how many are done of how many before each."""
         progress(0, self.total)
         while self.step():
             progress(self.done, self.total)
@@ -196,7 +196,7 @@ class BackgroundWarmUp:
         return self._warm_up.total
 
     def turn(self, *, busy: bool) -> bool:
-        """Captures one shape if it is time for one; True if it did. A defect ends the warm-up alone."""
+        """Capture one shape if it is time for one; True if it did. A defect ends the warm-up alone."""
         now = self._clock()
         if not self.pending or (busy and now < self._not_before):
             return False

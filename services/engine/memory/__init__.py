@@ -1,4 +1,4 @@
-"""Where an engine's memory goes: weights, activations, graphs and KV. Pure numbers; imports no torch."""
+"""Plan of an engine's memory: weights, activations, graphs and KV. Pure numbers; imports no torch."""
 
 from __future__ import annotations
 

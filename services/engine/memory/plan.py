@@ -41,7 +41,7 @@ def plan_kv(
     max_model_len: int | None,
     spare: bool = False,
 ) -> KvPlan:
-    """Divides the budget into blocks. The padding block is not among them and not paid from the budget.
+    """Divide the budget into blocks. The padding block is not among them and not paid from the budget.
 
     `max_model_len` None means the model's limit, or less if the budget does not hold that. `spare`: take all
     of the budget, more than `max_num_seqs` sequences of maximum length could use, so that the rest keeps
@@ -83,7 +83,7 @@ class ModelFigures:
 def estimate_activations(
     model: ModelFigures, prefill: Bucket, decode: Bucket, *, block_size: int, rows: int
 ) -> int:
-    """Bytes of the larger of two forwards, and of scoring `rows` tokens: an upper estimate, no measurement.
+    """Estimate bytes of the larger of two forwards, and of scoring `rows` tokens, from above.
 
     A layer's cached context is gathered (and once more expanded for the batch); scores are float32. Prefill
     attention works in slices, so that its scores are those of one query block.
@@ -103,7 +103,7 @@ def estimate_activations(
 def estimate_profile(
     *, tokens: int, rows: int, mlp_width: int, hidden: int, vocab: int, item_size: int, gated: bool = True
 ) -> int:
-    """Bytes that a run of `tokens` prompt tokens in `rows` prompts is measured to take beside weights and KV.
+    """Return measured bytes of a run of `tokens` prompt tokens in `rows` prompts, without weights and KV.
 
     A layer is widest in its MLP: gate and up, which are one product, and their product, are alive together
     (without a gate: before and after the activation). The head takes the last token of each prompt, in
@@ -174,7 +174,7 @@ def plan_memory(
     kv_bytes: int | None = None,
     kv_limit: int | None = None,
 ) -> MemoryPlan:
-    """Divides `free`, the bytes that are free once the weights are loaded.
+    """Divide `free`, the bytes that are free once the weights are loaded.
 
     padding: bytes of the padding block; kv_bytes: the operator's size for KV, which may take what the
     utilization would leave free; kv_limit: no more than this unless the operator says so. The result's `kv`
@@ -217,7 +217,7 @@ class GraphHistory:
         self._path = cache_dir / "graphs" / f"{key}.json"
 
     def read(self) -> int | None:
-        """Bytes that the graphs of the last run needed; None if there was none or its file is damaged."""
+        """Return bytes of the last run's graphs; None if there was none or its file is damaged."""
         try:
             value = json.loads(self._path.read_text())["graph_bytes"]
         except FileNotFoundError:
@@ -228,7 +228,7 @@ class GraphHistory:
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
     def write(self, graph_bytes: int) -> None:
-        """Keeps the measurement. A directory that cannot be written costs the next start its knowledge."""
+        """Keep the measurement. A directory that cannot be written costs the next start its knowledge."""
         partial = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -261,7 +261,7 @@ class WeightScheme(Enum):
     INT4 = "int4"
 
     def linear_bytes(self, parameters: int) -> int:
-        """Bytes of linear layers with so many weights, scales included."""
+        """Return the bytes of linear layers with so many weights, scales included."""
         match self:
             case WeightScheme.FLOAT32:
                 return 4 * parameters
@@ -294,7 +294,7 @@ class WeightCount:
         return self.attention + self.mlp + self.experts + self.embedding + self.small
 
     def bytes(self, scheme: WeightScheme) -> int:
-        """Bytes of the card's weights."""
+        """Return the bytes of the card's weights."""
         linear = scheme.linear_bytes(self.attention + self.mlp + self.experts)
         return linear + scheme.other_size * (self.embedding + self.small)
 
@@ -334,7 +334,7 @@ def heads_per_card(shape: ModelShape, cards: int) -> tuple[int, int]:
 
 
 def count_weights(shape: ModelShape, cards: int = 1) -> WeightCount:
-    """Parameters on each of so many cards. Raises ValueError as `heads_per_card` does."""
+    """Return the parameters on each of so many cards. Raises ValueError as `heads_per_card` does."""
     heads, kv_heads = heads_per_card(shape, cards)
     hidden, layers, sparse = shape.hidden, shape.layers, shape.layers - shape.dense_layers
     matrices = 3 if shape.gated else 2
@@ -350,14 +350,14 @@ def count_weights(shape: ModelShape, cards: int = 1) -> WeightCount:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Parameters that one token passes: of experts the chosen ones, and of embedding and head the head."""
+    """Return the parameters that one token passes: chosen experts alone, and the head, not the embedding."""
     count = count_weights(shape)
     chosen = count.experts * shape.experts_chosen // shape.experts if shape.experts else 0
     return count.attention + count.mlp + chosen + count.small + shape.vocab * shape.hidden
 
 
 def _attention(shape: ModelShape, heads: int, kv_heads: int) -> tuple[int, int]:
-    """Matrices and small parameters of one layer's attention."""
+    """Return the matrices and small parameters of one layer's attention."""
     hidden, dim = shape.hidden, shape.head_dim
     if shape.latent is not None:
         latent = shape.latent

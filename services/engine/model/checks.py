@@ -232,7 +232,7 @@ _INTEGERS = frozenset({"BOOL", "U8", "I32", "I64"})
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads one JSON object of a model directory. Raises ModelError if it is missing or broken."""
+    """Read one JSON object of a model directory. Raises ModelError if it is missing or broken."""
     try:
         # A pipe would never answer, and a device never end.
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -271,7 +271,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def check_directory(directory: Path) -> dict[str, Any]:
-    """Checks config.json and every weight file's header and size; returns the config. Raises ModelError.
+    """Check config.json and every weight file's header and size; return the config. Raises ModelError.
 
     Quantized weights are refused whatever the config says: read as plain numbers, without their scales, they
     would load and mean nothing.
@@ -310,7 +310,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
 
 def check_safetensors(path: Path) -> tuple[int, int]:
-    """Compares a safetensors file's header with its size; returns how many tensors and numbers it has.
+    """Compare a safetensors file's header with its size; return how many tensors and numbers it has.
 
     Raises ModelError if it is cut short or broken, or holds quantized weights.
     """

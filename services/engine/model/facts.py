@@ -1,4 +1,4 @@
-"""What a model directory says of the model: task, context length, end tokens, defaults, identity."""
+"""Facts of a model directory: task, context length, end tokens, defaults, identity."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 
 
 def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
-    """Facts of a checked model directory. Raises ModelError for values of the wrong kind."""
+    """Return the facts of a checked model directory. Raises ModelError for values of the wrong kind."""
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     text = config.get("text_config")
@@ -191,7 +191,7 @@ def find_task(directory: Path, config: Mapping[str, Any], wanted: str = "auto") 
 
 
 def has_class_head(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has a head for classes of texts."""
+    """Return whether a checkpoint has a head for classes of texts."""
     names = config.get("architectures")
     return isinstance(names, list) and str(names[:1]).endswith(f"{CLASS_HEAD}']")
 

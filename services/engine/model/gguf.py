@@ -1,4 +1,4 @@
-"""Converts a GGUF file to a Hugging Face directory: `python -m services.engine.model.gguf FILE DIRECTORY`.
+"""Convert a GGUF file to a Hugging Face directory: `python -m services.engine.model.gguf FILE DIRECTORY`.
 
 Run by `prepare` in a process of its own; a failure's reason is the last line on stderr.
 """
@@ -20,7 +20,7 @@ _load_gguf: Any = gguf_utils.load_gguf_checkpoint
 
 
 def convert(file: Path, directory: Path) -> None:
-    """Writes the config, generation config, tokenizer, chat template and bfloat16 weights of `file`."""
+    """Write the config, generation config, tokenizer, chat template and bfloat16 weights of `file`."""
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
     tokenizer.save_pretrained(directory)
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)

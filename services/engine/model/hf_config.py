@@ -26,7 +26,7 @@ def own_architecture(model_type: str) -> str | None:
 def load_config(
     directory: Path, kind: type[Any], architecture: str, max_model_len: int | None
 ) -> PreTrainedConfig:
-    """Parses config.json as a config of class `kind` and checks what it asks for. Raises ModelError."""
+    """Parse config.json as a config of class `kind` and check what it asks for. Raises ModelError."""
     try:
         config: PreTrainedConfig = kind.from_pretrained(directory, local_files_only=True)
     except Exception as error:
@@ -55,7 +55,7 @@ def checkpoint_dtype(value: Any) -> torch.dtype | None:
 
 
 def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:
-    """Refuses rotary embeddings that change with the longest sequence of a batch.
+    """Refuse rotary embeddings that change with the longest sequence of a batch.
 
     Within the original context they are constant; beyond, a row's result would depend on its neighbours and
     on KV that was cached under other frequencies.
@@ -80,9 +80,9 @@ _GIB = 2**30
 def check_weights_fit(
     directory: Path, config: Mapping[str, Any], dtype: str, device: Device, *, native: bool = True
 ) -> None:
-    """Compares the size of the files, converted to what the device keeps, with what is free.
+    """Compare the size of the files, converted to what the device keeps, with what is free.
 
-    config: the content of config.json. native: whether `Device.native_decoder` may compute the model, which
+    config: the content of config.json. native: whether `Kernels.native_decoder` may compute the model, which
     never takes more; once it is known that torch does, this is to be asked again. Raises InsufficientMemory
     with both numbers, DeviceError for a dtype that the device does not know.
     """
@@ -100,8 +100,7 @@ def check_weights_fit(
 
 
 def _needed(numbers: int, config: Mapping[str, Any], chosen: torch.dtype, packed: float) -> int:
-    """Bytes of so many weights of `packed` each. The embedding is kept as it is computed with, beside a head
-    that is not."""
+    """Return bytes of so many weights of `packed` each; the embedding has the computation's type."""
     rows, width = config.get("vocab_size"), config.get("hidden_size")
     embedding = min(rows * width, numbers) if isinstance(rows, int) and isinstance(width, int) else 0
     if packed == chosen.itemsize:

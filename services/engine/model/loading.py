@@ -53,7 +53,7 @@ class Slot:
         return next(part for part in self.parts if part.name == name)
 
     def place(self, part: Part, source: torch.Tensor, expert: int | None) -> None:
-        """Copies `source`, shaped as the part says, into the parameter; casts and moves it.
+        """Copy `source`, shaped as the part says, into the parameter; cast and move it.
 
         With experts, `expert` None means that the source has all of them stacked.
         """
@@ -92,7 +92,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a rule says about one tensor; `target` None: it is not needed."""
+    """A rule's match of one tensor; `target` None: it is not needed."""
 
     target: str | None
     parts: tuple[str, ...]
@@ -131,7 +131,7 @@ class Checkpoint:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens the files. Raises ModelError if one cannot be read or a tensor is in two of them."""
+        """Open the files. Raises ModelError if one cannot be read or a tensor is in two of them."""
         self.directory = directory
         self._files = ExitStack()
         self._owners: dict[str, Any] = {}
@@ -204,7 +204,7 @@ class WeightLoader:
         *,
         placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Judges all names before the first tensor is read; `placed` is called after each.
+        """Judge all names before the first tensor is read; `placed` is called after each.
 
         Raises ModelError, one line, if a tensor has no place, two have the same, or a place stays empty.
         """
@@ -214,7 +214,7 @@ class WeightLoader:
         self._on_host = all(slot.tensor.device.type == "cpu" for slot in slots.values())
 
     def load(self, prefix: str = "") -> None:
-        """Fills the parameters whose names begin so, but for those that are filled already.
+        """Fill the parameters whose names begin so, but for those that are filled already.
 
         Raises ModelError, one line, if a shape is not what the config says.
         """

@@ -1,4 +1,4 @@
-"""Chooses what runs a checkpoint: our decoder, or transformers' own module with our attention."""
+"""Choose what runs a checkpoint: our decoder, or transformers' own module with our attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_model(
     backend: str = "auto",
     scores: bool = True,
 ) -> PagedModel:
-    """Loads a checked model directory onto the device.
+    """Load a checked model directory onto the device.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len None: the model's own. backend: `decoder` and
     `transformers` insist; `auto` is the decoder where it knows all that the config asks for. scores: whether

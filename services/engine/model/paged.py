@@ -51,7 +51,7 @@ class DecodeInputs:
 def prefill_masks(
     windows: Iterable[Window], context_lens: torch.Tensor, query: int, context_tokens: int
 ) -> dict[Window, torch.Tensor | None]:
-    """Masks of a prefill bucket. context_lens [B]: how many cached tokens precede each row's first query."""
+    """Return masks of a prefill bucket. context_lens [B]: cached tokens before each row's first query."""
     device = context_lens.device
     offsets = torch.arange(query, device=device)
     causal = offsets.unsqueeze(1) >= offsets.unsqueeze(0)
@@ -80,7 +80,7 @@ def decode_biases(
     starts: torch.Tensor,
     block_size: int,
 ) -> dict[Window, torch.Tensor]:
-    """Biases of a decode bucket. positions [B] of the new tokens; starts [J] those of the blocks' first."""
+    """Return biases of a decode bucket. positions [B] of new tokens; starts [J] of the blocks' first."""
     owner, keys = _decode_positions(positions, rows, starts, block_size)
     biases: dict[Window, torch.Tensor] = {}
     for window in windows:
@@ -143,7 +143,7 @@ class LayerCache:
         return cls(device.kernels, key, device.memory.zeros((slots, spec.kv_heads, spec.value_dim), dtype))
 
     def clear_blocks(self, blocks: torch.Tensor, block_size: int) -> None:
-        """Zeroes blocks. blocks int64 [N] on the device; an id may come more than once."""
+        """Zero blocks. blocks int64 [N] on the device; an id may come more than once."""
         slots = _slots(blocks, block_size)
         for tensor in (self.key, self.value):
             tensor.index_fill_(0, slots, 0)
@@ -151,7 +151,7 @@ class LayerCache:
     def copy_blocks(
         self, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor, block_size: int
     ) -> None:
-        """Copies the first tokens of blocks, int64 [N] each, and zeroes the other slots of the targets.
+        """Copy the first tokens of blocks, int64 [N] each, and zero the other slots of the targets.
 
         All sources are read before a target is written.
         """
@@ -162,7 +162,7 @@ class LayerCache:
             tensor.index_copy_(0, written, tensor.index_select(0, read).masked_fill(beyond, 0))
 
     def read_blocks(self, blocks: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of blocks, int64 [N] on the device: [N, block_size * kv_heads * dim] each."""
+        """Return keys and values of blocks, int64 [N]: [N, block_size * kv_heads * dim] each."""
         slots = _slots(blocks, block_size)
         count = blocks.shape[0]
         return self.key.index_select(0, slots).view(count, -1), self.value.index_select(0, slots).view(
@@ -172,7 +172,7 @@ class LayerCache:
     def write_blocks(
         self, blocks: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, block_size: int
     ) -> None:
-        """Overwrites blocks, int64 [N] on the device, with what `read_blocks` gave."""
+        """Overwrite blocks, int64 [N] on the device, with what `read_blocks` gave."""
         slots = _slots(blocks, block_size)
         for tensor, new in ((self.key, keys), (self.value, values)):
             tensor.index_copy_(0, slots, new.reshape(slots.shape[0], *tensor.shape[1:]))
@@ -314,26 +314,26 @@ class PagedModel(ABC):
 
     @abstractmethod
     def weight_bytes(self) -> int:
-        """Bytes that the weights take on the device; tied ones count once."""
+        """Return the bytes that the weights take on the device; tied ones count once."""
 
     @abstractmethod
     def compile_parts(self, *, norms_and_head: bool) -> None:
-        """Sends each layer, or also the final norm and the head, through `Device.compile`.
+        """Send each layer, or also the final norm and the head, through `Execution.compile`.
 
         Layers of the same kind share what is compiled.
         """
 
     @abstractmethod
     def compile_whole(self) -> None:
-        """Sends the forward through `Device.compile` as one piece, and the head as another."""
+        """Send the forward through `Execution.compile` as one piece, and the head as another."""
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token's KV takes in all layers."""
+        """Return the bytes that one token's KV takes in all layers."""
         size = self.dtype.itemsize
         return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) * size for layer in self.layers)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocates the caches, zeroed: `num_blocks` blocks and one more for padding, with id num_blocks."""
+        """Allocate the caches, zeroed: `num_blocks` blocks and one more for padding, with id num_blocks."""
         self.block_size = block_size
         self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
         self._padding_start = num_blocks * block_size
@@ -345,17 +345,17 @@ class PagedModel(ABC):
 
     @abstractmethod
     def _attach(self, caches: Sequence[LayerCache]) -> None:
-        """Gives each layer its cache; `caches` has the order of `layers`."""
+        """Give each layer its cache; `caches` has the order of `layers`."""
 
     @torch.inference_mode()
     def clear_blocks(self, blocks: torch.Tensor) -> None:
-        """Zeroes blocks in all layers. blocks int64 [N] on the device; an id may come more than once."""
+        """Zero blocks in all layers. blocks int64 [N] on the device; an id may come more than once."""
         for cache in self._caches:
             cache.clear_blocks(blocks, self.block_size)
 
     @torch.inference_mode()
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Copies the first tokens of blocks in all layers, and zeroes the other slots of the targets.
+        """Copy the first tokens of blocks in all layers, and zero the other slots of the targets.
 
         sources, targets, tokens int64 [N] each on the device. All sources are read before a target is
         written. Targets are distinct, but for padding, which copies one block to itself.
@@ -374,7 +374,7 @@ class PagedModel(ABC):
 
     @torch.inference_mode()
     def write_blocks(self, blocks: torch.Tensor, data: torch.Tensor) -> None:
-        """Overwrites blocks, int64 [N] on the device, with what `read_blocks` gives of a model like this.
+        """Overwrite blocks, int64 [N] on the device, with what `read_blocks` gives of a model like this.
 
         Of a block that comes more than once, which may be the padding block alone, either may win.
         """

@@ -37,7 +37,7 @@ from services.engine.model.sources import (
 
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds an exclusive lock on `path`; calls `on_wait` once if another process has it.
+    """Hold an exclusive lock on `path`; calls `on_wait` once if another process has it.
 
     The kernel drops the lock with its holder, so that a killed converter never blocks the next one.
     """
@@ -75,7 +75,7 @@ def prepare_model(
     progress: Progress = lambda _: None,
     convert_s: float | None = None,
 ) -> Path:
-    """Returns the checked directory of `model`: an alias, a .gguf file, a directory or a hub's id.
+    """Return the checked directory of `model`: an alias, a .gguf file, a directory or a hub's id.
 
     A GGUF file is converted once into the cache, in at most `convert_s` seconds if given. Raises
     ModelError with one readable line.
@@ -102,7 +102,7 @@ def _path_of(source: ModelSource) -> Path:
 
 
 def converted_directory(source: ModelSource, cache: Path) -> Path:
-    """Where the conversion of a GGUF file is kept, made or not yet."""
+    """Return the directory of a GGUF file's conversion, made or not yet."""
     name = re.sub(r"[^\w.-]", "-", source.name)
     return cache / "models" / f"{name}-{_fingerprint(_path_of(source), _tools_of(source))}"
 

@@ -1,4 +1,4 @@
-"""Prepares a model ahead of the services that need its directory: the tokenizer and the engine.
+"""Prepare a model ahead of the services that need its directory: the tokenizer and the engine.
 
 `python -m services.engine.model.prepare --model X [--cache-dir D] [--convert-timeout-s N]` prints the
 directory as its last line on stdout and its progress on stderr. It imports neither torch nor transformers:

@@ -42,7 +42,7 @@ _YES = frozenset({"1", "ON", "YES", "TRUE", "T", "Y"})
 
 
 class SourceKind(Enum):
-    """What stands behind a model option."""
+    """Kind of source behind a model option."""
 
     DIRECTORY = "directory"
     GGUF = "gguf"
@@ -94,7 +94,7 @@ _ALIASES = {
 
 
 def resolve_source(model: str) -> ModelSource:
-    """Tells what `model` names, without reading more than directory entries.
+    """Tell what `model` names, without reading more than directory entries.
 
     An id is one of Hugging Face's; of ModelScope's if it begins with `modelscope:`, or if VLLM_USE_MODELSCOPE
     is true. Raises UnknownModelError if it names nothing: an alias whose package is missing, a path that does
@@ -368,7 +368,7 @@ def endpoint(environment: Mapping[str, str]) -> str:
 
 
 def known_directory(hub_id: str, environment: Mapping[str, str]) -> Path | None:
-    """Where ModelScope's own library has put this model, None if it has not."""
+    """Return the directory of ModelScope's own library for this model, None if there is none."""
     configured = environment.get("MODELSCOPE_CACHE", "").strip()
     try:
         root = directories.expanded(configured or "~/.cache/modelscope/hub")
@@ -386,7 +386,7 @@ def known_directory(hub_id: str, environment: Mapping[str, str]) -> Path | None:
 def fetch(
     hub_id: str, target: Path, environment: Mapping[str, str], patterns: list[str], say: Progress
 ) -> None:
-    """Fetches the files of the top level that fit `patterns` into `target`, which appears when all are there.
+    """Fetch the files of the top level that fit `patterns` into `target`, which appears when all are there.
 
     Files of an interrupted try are kept for the next. Raises ModelError, one line.
     """
@@ -472,7 +472,7 @@ def _fetch_with_retries(client: Client, base: str, file: _File, directory: Path)
 
 
 def _fetch_file(client: Client, base: str, file: _File, directory: Path) -> None:
-    """Writes one file. A longer or shorter answer than listed is an error, and so is another hash."""
+    """Write one file. A longer or shorter answer than listed is an error, and so is another hash."""
     part, digest, size = directory / f".{file.name}.part", hashlib.sha256(), 0
     query = urlencode({"Revision": _REVISION, "FilePath": file.name})
     with client.get(f"{base}?{query}") as answer, part.open("wb") as out:

@@ -37,7 +37,7 @@ from services.engine.device.native import NativeExperts, NativeLayer, NativeLine
 
 
 def pack(packer: Packer, spec: NativeSpec, quantization: Quantization | None) -> Architecture:
-    """Takes all weights of a model; they live as long as the packer."""
+    """Take all weights of a model; they live as long as the packer."""
     linear = weight_kind(spec.dtype, quantization)
     ropes = [
         Rope(packer.keep(rope.frequencies.float()), rope.frequencies.shape[0], rope.factor)
@@ -133,7 +133,7 @@ _HEAD_DIMS = range(8, 257, 8)
 
 
 def why_not_native(spec: NativeSpec) -> str | None:
-    """What of a model the native decoder does not compute; None: it computes all."""
+    """Return the feature of a model that the native decoder lacks; None if it computes all."""
     if reason := why_not_dtype(spec.dtype):
         return reason
     if spec.head_dim not in _HEAD_DIMS:
@@ -142,7 +142,7 @@ def why_not_native(spec: NativeSpec) -> str | None:
 
 
 def why_not_dtype(dtype: torch.dtype) -> str | None:
-    """Whether the kernels do not compute in a type; None: they do."""
+    """Return why the kernels do not compute in a type; None if they do."""
     if dtype in CACHE_KINDS:
         return None
     return f"{str(dtype).removeprefix('torch.')} is not native: float32 and bfloat16 are"
@@ -154,7 +154,7 @@ class CpuNativeDecoder:
     def __init__(
         self, library: Library, team: Team, spec: NativeSpec, quantization: Quantization | None
     ) -> None:
-        """Packs the spec's weights, layer by layer."""
+        """Pack the spec's weights, layer by layer."""
         self._dtype = spec.dtype
         self._vocab, self._hidden = spec.vocab_size, spec.hidden_size
         # Lives as long as its threads are needed.

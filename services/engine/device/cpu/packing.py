@@ -50,7 +50,7 @@ _Structure = ctypes.Structure | ctypes.Array[Linear]
 
 
 def weight_kind(dtype: torch.dtype, quantization: Quantization | None) -> WeightKind:
-    """What weights are packed as for computing in `dtype`."""
+    """Return the kind that weights are packed as for computing in `dtype`."""
     if quantization is None:
         return WeightKind.BFLOAT16 if dtype is torch.bfloat16 else WeightKind.FLOAT32
     return WeightKind.INT8 if quantization is Quantization.INT8 else WeightKind.INT4
@@ -78,7 +78,7 @@ class Packer:
         return sum(tensor.nbytes for tensor in self._kept)
 
     def keep(self, tensor: torch.Tensor | None) -> int | None:
-        """Address of a tensor that lives as long as the packer; None for none."""
+        """Return the address of a tensor that lives as long as the packer; None for none."""
         if tensor is None:
             return None
         tensor = tensor.contiguous()
@@ -86,7 +86,7 @@ class Packer:
         return tensor.data_ptr()
 
     def give_back(self) -> None:
-        """Gives memory back to the system that packed weights were freed in."""
+        """Give memory back to the system that packed weights were freed in."""
         # Allocators keep memory that is freed in the middle of a heap, or all of it.
         if self._trim is not None:
             self._trim()
@@ -109,7 +109,7 @@ class Packer:
         return result
 
     def stacked(self, weights: torch.Tensor, kind: WeightKind, *, gated: bool = False) -> Any:
-        """Layers without bias, [count, outputs, inputs], one behind another: an array of them."""
+        """Return the layers without bias, [count, outputs, inputs], one behind another: an array of them."""
         results = self._room(weights, kind, gated=gated)
         pairs = zip(weights, results, strict=True)
         self._do(job for weight, result in pairs for job in self._fillings(weight, result))
@@ -118,7 +118,7 @@ class Packer:
         return array
 
     def _room(self, weights: torch.Tensor, kind: WeightKind, *, gated: bool) -> list[Linear]:
-        """Layers that are still to be filled, in memory of their own."""
+        """Return the layers that are still to be filled, in memory of their own."""
         count, outputs, inputs = weights.shape
         padded, size = int(self._padded(outputs, gated)), int(self._bytes(kind, outputs, inputs, gated))
         results = [
@@ -135,7 +135,7 @@ class Packer:
         list(self._pool.map(lambda job: job(), jobs))
 
     def _fillings(self, whole: torch.Tensor, packed: Linear) -> Iterator[Callable[[], None]]:
-        """Jobs that convert and pack a weight part by part: it is never there as a whole in float32."""
+        """Return jobs that convert and pack a weight part by part, never as a whole in float32."""
         gated, kind, inputs = bool(packed.gated), packed.kind, packed.inputs
         weight, ups = _halves(whole, gated)
 
@@ -165,7 +165,7 @@ def _parts(rows: int, inputs: int) -> Iterator[slice]:
 
 
 def _prepared(rows: torch.Tensor, kind: int) -> torch.Tensor:
-    """Rows of a weight [count, inputs] as they are packed, float32: for int8 mixed, see native/mixing.h."""
+    """Return rows of a weight [count, inputs] to pack, float32; for int8 mixed, see native/mixing.h."""
     rows = rows.float().contiguous()
     if kind != WeightKind.INT8:
         return rows

@@ -182,7 +182,7 @@ def decode_arguments(
     rows: torch.Tensor,
     starts: torch.Tensor,
 ) -> tuple[DecodeArguments, list[torch.Tensor]]:
-    """Arguments of a decode, and the tensors that they point into, which must live until the call returns."""
+    """Return arguments of a decode, and the tensors that they point into, to be kept during the call."""
     count, entries = tokens.shape[0], rows.shape[0]
     arguments = DecodeArguments(count, entries)
     listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}
@@ -221,7 +221,7 @@ def prefill_arguments(
 
 
 def point_to(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Tensor]:
-    """Sets addresses of int64 tensors of so many numbers; gives what has to live until the call is over."""
+    """Set addresses of int64 tensors of so many numbers; return tensors to be kept during the call."""
     held = []
     for name, (tensor, count) in tensors.items():
         whole = whole_numbers(name, tensor, count)

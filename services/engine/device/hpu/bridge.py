@@ -47,7 +47,7 @@ _LAZY_DEFAULTS = {"PT_HPU_ENABLE_LAZY_COLLECTIVES": "true"}
 
 
 def prepare_environment(mode: ExecutionMode, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables that the execution mode needs.
+    """Set the variables that the execution mode needs.
 
     Raises DeviceError if the operator's lazy mode contradicts it.
     """
@@ -61,7 +61,7 @@ def prepare_environment(mode: ExecutionMode, environment: MutableMapping[str, st
 
 
 def spawn_children() -> None:
-    """Makes multiprocessing start children anew: a forked one inherits the driver's state and never ends."""
+    """Make multiprocessing start children anew: a forked one inherits the driver's state and never ends."""
     multiprocessing.set_start_method("spawn", force=True)
 
 
@@ -153,13 +153,13 @@ class Event(Protocol):
     """Marks a point of a stream."""
 
     def record(self) -> None:
-        """Puts the mark behind all work that the current stream holds."""
+        """Put the mark behind all work that the current stream holds."""
 
     def synchronize(self) -> None:
-        """Waits until the device has passed the mark."""
+        """Wait until the device has passed the mark."""
 
     def query(self) -> bool:
-        """Whether the device has passed the mark."""
+        """Return whether the device has passed the mark."""
 
 
 class HpuModule(Protocol):
@@ -168,19 +168,19 @@ class HpuModule(Protocol):
     Event: Callable[[], Event]
 
     def is_available(self) -> bool:
-        """Whether there is a card; never raises."""
+        """Return whether there is a card; never raises."""
 
     def device_count(self) -> int:
-        """Cards that this process may choose from."""
+        """Return the cards that this process may choose from."""
 
     def current_device(self) -> int:
-        """Acquires the card if that was not done yet."""
+        """Acquire the card if that was not done yet."""
 
     def get_device_name(self) -> str:
         """GAUDI2 or GAUDI3."""
 
     def synchronize(self) -> None:
-        """Waits for all queues."""
+        """Wait for all queues."""
 
     def mem_get_info(self) -> tuple[int, int]:
         """Free and total."""
@@ -192,14 +192,14 @@ class HpuModule(Protocol):
         """Most that was in use since the last reset."""
 
     def reset_peak_memory_stats(self) -> None:
-        """Forgets that maximum."""
+        """Forget that maximum."""
 
 
 class Metric(Protocol):
     """A counter of the bridge."""
 
     def stats(self) -> Sequence[tuple[str, Any]]:
-        """Names with their values, TotalNumber first where there is one."""
+        """Return the names with their values, TotalNumber first where there is one."""
 
 
 class MetricsModule(Protocol):
@@ -230,7 +230,7 @@ class Bridge:
 
 
 def load_bridge(mode: ExecutionMode) -> Bridge:
-    """Prepares the environment, imports the bridge for this mode and checks its version.
+    """Prepare the environment, import the bridge for this mode and check its version.
 
     The mode of a process cannot change later. Raises DeviceError, one line, if something is missing.
     """

@@ -75,7 +75,7 @@ def _name_of(process: Path) -> str:
 
 
 def acquire(bridge: Bridge, driver: Driver) -> str:
-    """Takes the card for this process; returns its name. Raises DeviceError, one line."""
+    """Take the card for this process; return its name. Raises DeviceError, one line."""
     if not bridge.hpu.is_available():
         raise DeviceError(_nothing_found(bridge, driver))
     try:
@@ -135,7 +135,7 @@ BusIds = dict[int, str]
 
 
 def choose_module(local_rank: int, environment: MutableMapping[str, str] = os.environ) -> int | None:
-    """Sets the module of this rank before the device is touched, and returns it.
+    """Set the module of this rank before the device is touched, and return it.
 
     None: the driver takes the first free one. Raises DeviceError for a list that cannot be read or is short.
     """
@@ -175,7 +175,7 @@ def near_cpus(bus_id: str, root: Path = Path("/")) -> set[int]:
 
 
 def bind_near(module: int | None, find: Callable[[], BusIds] = bus_ids, root: Path = Path("/")) -> set[int]:
-    """Keeps this process on the CPUs near its card, as far as it may use them; returns those it chose.
+    """Keep this process on the CPUs near its card, as far as it may use them; return those it chose.
 
     Without knowing which card it is, and where several are, it stays where it is.
     """
@@ -209,7 +209,7 @@ _ORIGINAL: Final = gc.get_threshold()
 
 
 def relax_collector(multiplier: int) -> None:
-    """Multiplies Python's own collection thresholds: walking the vendor's many objects makes pauses long."""
+    """Multiply Python's own collection thresholds: walking the vendor's many objects makes pauses long."""
     gc.set_threshold(*(threshold * multiplier for threshold in _ORIGINAL))
 
 
@@ -223,7 +223,7 @@ _LEAST_FREE = 64 * _MIB
 def use_recipe_cache(
     cache: RecipeCache, version: str, rank: int, environment: MutableMapping[str, str] = os.environ
 ) -> Path:
-    """Makes the bridge keep recipes in a directory of this rank, and returns it.
+    """Make the bridge keep recipes in a directory of this rank, and return it.
 
     Each release of the software gets its own: another's recipes are void. Called before the bridge is
     imported. Raises DeviceError if the directory cannot be found or written, or its disk is full.
@@ -239,7 +239,7 @@ def use_recipe_cache(
 
 
 def check_given_cache(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Checks the directory that the operator's own variable names, if there is one. Raises DeviceError."""
+    """Check the directory that the operator's own variable names, if there is one. Raises DeviceError."""
     name = environment.get(VARIABLE, "").split(",")[0].strip()
     if name:
         _check(Path(name), Path(name))

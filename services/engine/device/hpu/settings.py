@@ -1,4 +1,4 @@
-"""What an operator decides about an HPU, by the engine's option names, and the kinds of card.
+"""Settings of an HPU, by the engine's option names, and the kinds of card.
 
 Source: docs/gaudi-facts.md 4.3.
 """

@@ -101,7 +101,7 @@ def visible_modules(environment: Mapping[str, str], settings: SimSettings) -> li
 
 
 def acquire(settings: SimSettings, environment: Mapping[str, str]) -> TextIO:
-    """Takes a module for the life of this process, as the bridge does at the first touch of the device.
+    """Take a module for the life of this process, as the bridge does at the first touch of the device.
 
     It is the first of the visible ones that no other process has.
     """
@@ -120,7 +120,7 @@ def acquire(settings: SimSettings, environment: Mapping[str, str]) -> TextIO:
 
 
 def _lock_file(path: Path) -> TextIO:
-    """Opens or makes it. Raises SimError if it is not this user's: others can guess its name."""
+    """Open or make it. Raises SimError if it is not this user's: others can guess its name."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -167,7 +167,7 @@ class Collected:
         return len(self._operations)
 
     def take(self) -> tuple[int, ...]:
-        """Closes the recipe and opens the next one. Returns the operations by number."""
+        """Close the recipe and opens the next one. Returns the operations by number."""
         self._generation += 1
         taken, self._operations = tuple(self._operations), []
         return taken
@@ -197,7 +197,7 @@ class DiskCache(Protocol):
         """True if it is there."""
 
     def store(self, recipe: str, size: int) -> None:
-        """Keeps it."""
+        """Keep it."""
 
 
 class Card:
@@ -239,19 +239,19 @@ class Card:
             return 0
 
     def touch(self) -> None:
-        """Acquires the card if that was not done yet. Raises SimError if another process has it."""
+        """Acquire the card if that was not done yet. Raises SimError if another process has it."""
         if self._lock is None:
             self._lock = acquire(self.settings, self._environment)
             self.disk = open_cache(self._environment, self.settings)
 
     def release(self) -> None:
-        """Gives the card to other processes, as the end of this one does."""
+        """Give the card to other processes, as the end of this one does."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def synchronize(self, upto: int | None = None) -> None:
-        """Waits for the device: for all, or for the copies up to number `upto`."""
+        """Wait for the device: for all, or for the copies up to number `upto`."""
         self.copies.finish(upto)
 
     # Compilation
@@ -284,7 +284,7 @@ class Card:
         return len(self._collected)
 
     def flush(self) -> None:
-        """Ends the collected operations of lazy mode: they are one recipe."""
+        """End the collected operations of lazy mode: they are one recipe."""
         collected = self._collected.take()
         if collected and collected not in self._recipes:
             self._recipes.add(collected)
@@ -311,7 +311,7 @@ class Card:
     # Operations
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Computes one operation of torch on tensors of this device."""
+        """Compute one operation of torch on tensors of this device."""
         operation = self._operations.get(id(func))
         if operation is None:
             operation = self._operations[id(func)] = describe(func, self.settings)
@@ -336,7 +336,7 @@ class Card:
         return outputs
 
     def _check(self, operation: Operation, call: Call, args: tuple[Any, ...]) -> bool:
-        """Refuses what a card does not do, and tells whether the result goes to the host."""
+        """Refuse what a card does not do, and tell whether the result goes to the host."""
         to_host = goes_to_host(operation, call, args)
         dynamic = depends_on_data(operation, call)
         fallback = falls_back(operation, call, wide_integers=self.wide_integers)
@@ -372,7 +372,7 @@ class Card:
         return self._results.new(raw)
 
     def count_upload(self, *, waited_for: bool) -> None:
-        """Takes note of a copy from the host."""
+        """Take note of a copy from the host."""
         self.counters.blocking_uploads += waited_for
         self.counters.open_uploads += bool(self.collected)
 

@@ -22,7 +22,7 @@ _INTEGER = 0x7A7A7A7A
 
 
 def spoil(tensor: torch.Tensor) -> None:
-    """Fills a host tensor with what nobody should use: NaN, or a large integer, or True."""
+    """Fill a host tensor with what nobody should use: NaN, or a large integer, or True."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         # A fill knows no FP8; all bits set are a NaN in every format.
         if tensor.dtype.itemsize == 1:
@@ -117,7 +117,7 @@ class HostCopies:
         return pinned
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether the card reads and writes its memory by itself."""
+        """Return whether the card reads and writes its memory by itself."""
         return tensor.untyped_storage().data_ptr() in self._pinned
 
     def begin(self, target: torch.Tensor, data: torch.Tensor) -> None:

@@ -55,7 +55,7 @@ _WITHOUT_INT64_ON_GAUDI3: Final = frozenset({"sum"})
 
 
 def has_kernel(func: Any, *, moves: bool) -> bool:
-    """Whether the card computes an overload; one that only moves or views data needs no kernel."""
+    """Return whether the card computes an overload; one that only moves or views data needs no kernel."""
     space, _, name = func._schema.name.partition("::")
     if moves or space == "hpu":
         return True
@@ -68,7 +68,7 @@ def has_kernel(func: Any, *, moves: bool) -> bool:
 
 
 def without_int64(name: str, device: str) -> bool:
-    """Whether an operation's kernel does not know int64, on gaudi2 or gaudi3."""
+    """Return whether an operation's kernel does not know int64, on gaudi2 or gaudi3."""
     base = base_name(name)
     return base in _WITHOUT_INT64 or (device == "gaudi3" and base in _WITHOUT_INT64_ON_GAUDI3)
 
@@ -152,7 +152,7 @@ class Operation:
 
 
 def describe(func: Any, settings: SimSettings) -> Operation:
-    """Reads an overload's schema."""
+    """Read an overload's schema."""
     schema = func._schema
     name = schema.name.replace("::", ".")
     writes = tuple(
@@ -192,7 +192,7 @@ def describe(func: Any, settings: SimSettings) -> Operation:
 
 
 def goes_to_host(operation: Operation, call: Call, args: tuple[Any, ...]) -> bool:
-    """Whether the host gets the result. Raises SimError where host and device tensors are mixed."""
+    """Return whether the host gets the result. Raises SimError where host and device tensors are mixed."""
     if call.host and not operation.copies:
         raise mixed_devices(operation.name)
     if operation.copies and call.tensors:
@@ -201,12 +201,12 @@ def goes_to_host(operation: Operation, call: Call, args: tuple[Any, ...]) -> boo
 
 
 def depends_on_data(operation: Operation, call: Call) -> bool:
-    """Whether the result's shape is known only after computing it."""
+    """Return whether the result's shape is known only after computing it."""
     return operation.dynamic or (operation.indexing and call.bool_index)
 
 
 def falls_back(operation: Operation, call: Call, *, wide_integers: bool) -> bool:
-    """Whether the host computes it: no kernel at all, or none for float64 or int64."""
+    """Return whether the host computes it: no kernel at all, or none for float64 or int64."""
     if operation.fallback or (operation.reduces and not _reduces_on_card(call)):
         return True
     if call.double:

@@ -102,7 +102,7 @@ class RecipeCache:
             os.close(descriptor)
 
     def store(self, recipe: str, size: int) -> None:
-        """Keeps a recipe of `size` bytes; older ones go where the directory would exceed its limit."""
+        """Keep a recipe of `size` bytes; older ones go where the directory would exceed its limit."""
         path = self._path(recipe, _RECIPE)
         try:
             # A sparse file: what the limit counts is its length.

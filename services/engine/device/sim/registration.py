@@ -1,4 +1,4 @@
-"""Makes torch know the device `hpu`. Once per process, and for good."""
+"""Make torch know the device `hpu`. Once per process, and for good."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Hbm:
         return self.limit - self.in_use
 
     def take(self, size: int) -> Block:
-        """Allocates. Raises SimError if it does not fit."""
+        """Allocate. Raises SimError if it does not fit."""
         if size > self.limit - self.in_use:
             raise out_of_memory(size, self.free)
         self.in_use += size
@@ -41,7 +41,7 @@ class Hbm:
         return Block(self, size)
 
     def reset_peak(self) -> None:
-        """Forgets the most that was in use."""
+        """Forget the most that was in use."""
         self.most_in_use = self.in_use
 
 
@@ -88,7 +88,7 @@ class SimTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor, block: Any = None, derived: bool = False) -> SimTensor:
-        """Gives `raw` the device's name."""
+        """Give `raw` the device's name."""
         # Not as a tensor of inference mode: views of tensors from outside of it could not be made there.
         # Torch's own context manager takes as long as all else here.
         with torch._C._InferenceMode(False):
@@ -201,7 +201,7 @@ class Call:
 
 
 def unwrap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Reads a call."""
+    """Read a call."""
     call = Call()
     for value in args:
         call.args.append(_host_value(value, call))

@@ -221,7 +221,7 @@ _ROPE = frozenset(
 
 
 def check_keys(raw: Mapping[str, Any], config: PreTrainedConfig, family: Family) -> None:
-    """Compares config.json with what the family understands. Raises UnsupportedByDecoder naming a key."""
+    """Compare config.json with what the family understands. Raises UnsupportedByDecoder naming a key."""
     defaults = type(config)()
     known = _COMMON | _NEUTRAL | family.keys
     for key, value in raw.items():
@@ -254,7 +254,7 @@ _EXPERT_ALIGNMENT = 8
 
 
 def spec_from_config(config: PreTrainedConfig, raw: Mapping[str, Any]) -> DecoderSpec:
-    """Reads the parsed config of a checkpoint; `raw` is its config.json.
+    """Read the parsed config of a checkpoint; `raw` is its config.json.
 
     Raises UnsupportedByDecoder, naming what is not known, for other families and for keys and values whose
     effect is not implemented; ValueError and the like for values that make no model.
@@ -309,7 +309,7 @@ def _activation(values: Any, family: Family) -> str:
 
 
 def _scale(values: Any, head_dim: int) -> float:
-    """What scores are multiplied by before the softmax."""
+    """Return the factor of scores before the softmax."""
     multiplier = getattr(values, "attention_multiplier", None)
     if multiplier is not None:
         return float(multiplier)
@@ -357,7 +357,7 @@ def _rope_kinds(values: Any, family: Family) -> tuple[str | None, ...]:
 
 
 def _rope(values: Any, family: Family, layer_type: str | None) -> RopeSpec:
-    """Frequencies as transformers computes them at its start, for the original context where that matters.
+    """Return frequencies as transformers computes them, for the original context where that matters.
 
     `dynamic` is then the default one: it changes beyond max_position_embeddings, and no sequence gets there.
     """

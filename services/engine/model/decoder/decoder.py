@@ -174,7 +174,7 @@ class DecoderModel(PagedModel):
 
 
 def native_spec(decoder: Decoder, dtype: torch.dtype, load: Callable[[str], None]) -> NativeSpec:
-    """What a decoder is. Its weights move to whoever asks for them.
+    """Describe a decoder for a device. Its weights move to the caller that asks for them.
 
     load: fills the parameters of a prefix; it is called for each before they are given.
     """

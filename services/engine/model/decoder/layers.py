@@ -95,7 +95,7 @@ def kv_share(kv_heads: int, shard: Shard) -> tuple[int, int]:
 def column_parts(
     in_features: int, shares: Mapping[str, tuple[int, int, int]]
 ) -> Mapping[str, tuple[Part, ...]]:
-    """Parts of a fused weight and bias. shares: name -> (whole size, start, length) along the outputs."""
+    """Return parts of a fused weight and bias. shares: name -> (whole size, start, length) of outputs."""
     weight: list[Part] = []
     bias: list[Part] = []
     offset = 0
@@ -134,11 +134,11 @@ class RmsNorm(nn.Module):
         return self._kernels.rms_norm(x, self.weight, self._eps, unit_offset=self._unit_offset)
 
     def wide_weight(self) -> torch.Tensor:
-        """What the normed numbers are multiplied by, float32 [size], the offset of one added."""
+        """Return the scale of normed numbers, float32 [size], the offset of one added."""
         return self.weight.data.float() + (1.0 if self._unit_offset else 0.0)
 
     def fused(self, delta: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds `delta` to the residual stream and norms the sum: [T, size] x2 -> (normed, residual)."""
+        """Add `delta` to the residual stream and norms the sum: [T, size] x2 -> (normed, residual)."""
         if self._multiplier != 1.0:
             delta = delta * self._multiplier
         residual = residual + delta

@@ -105,7 +105,7 @@ def rules_for(spec: DecoderSpec) -> tuple[Rule, ...]:
 def load_decoder(
     directory: Path, device: Device, *, dtype: str, max_model_len: int | None, scores: bool = True
 ) -> DecoderModel:
-    """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
+    """Load the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
     `max_model_len` None means the model's own. scores: whether `logits` will be asked; only without them can
     the checkpoint be one with a head for classes. Raises UnsupportedByDecoder for what the decoder does not

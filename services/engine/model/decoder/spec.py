@@ -1,4 +1,4 @@
-"""What our decoder computes for one checkpoint: all that differs between families, as plain data."""
+"""Specification of our decoder for one checkpoint: all that differs between families, as plain data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """What a layer does that another may not: its window (None: all), its rotary base, experts or one MLP."""
+    """Differences between layers: the window (None: all), its rotary base, experts or one MLP."""
 
     window: int | None
     rope: int

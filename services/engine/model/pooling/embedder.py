@@ -1,4 +1,4 @@
-"""Turns documents into vectors, batch by batch, in static shapes."""
+"""Turn documents into vectors, batch by batch, in static shapes."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Embedder:
         return self._pooler.modules
 
     def warm_up(self) -> None:
-        """Runs each shape once, on padding."""
+        """Run each shape once, on padding."""
         for rows, length in self.shapes.all():
             self.rehearse(rows, length)
 
     def rehearse(self, rows: int, length: int) -> None:
-        """Runs a shape on padding."""
+        """Run a shape on padding."""
         self._device.stream.to_host(self._forward(rows, length, (), ()))
 
     def compute(
@@ -163,7 +163,7 @@ def open_embedder(
     chunk: int = 512,
     backend: str = "auto",
 ) -> Embedder:
-    """Loads a model that embeds, scores or classifies: BERT-style encoders, and decoders by their states.
+    """Load a model that embeds, scores or classifies: BERT-style encoders, and decoders by their states.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: the longest document, None for the model's own.
     max_tokens: rows times length of a forward. chunk: tokens of a decoder's prompt computed at once. backend:
@@ -210,7 +210,7 @@ def open_embedder(
 
 
 def _known_body(directory: Path, open_body: Callable[..., PagedModel]) -> PagedModel:
-    """What is below a decoder's head for classes, which our decoder alone computes. Raises ModelError."""
+    """Return the body below a decoder's head for classes, of our decoder alone. Raises ModelError."""
     try:
         return open_body(backend="decoder", scores=False)
     except UnsupportedByDecoder as error:

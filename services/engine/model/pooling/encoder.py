@@ -32,7 +32,7 @@ class _Packed(nn.Module):
 
 
 def pack_linears(model: Any, kernels: Kernels, dtype: torch.dtype) -> bool:
-    """Packs the linear layers of an encoder's layers one by one; False if torch is to compute them.
+    """Pack the linear layers of an encoder's layers one by one; False if torch is to compute them.
 
     Heads stay as they are: what they decide is one number. Raises DeviceError.
     """
@@ -123,7 +123,7 @@ def encoder_length(config: dict[str, Any]) -> int:
 def load_encoder(
     directory: Path, raw: dict[str, Any], device: Device, *, dtype: str, settings: PoolingSettings
 ) -> Encoder:
-    """Loads a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
+    """Load a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
     name = ENCODERS[raw["model_type"]][0]
     return Encoder(load_body(directory, raw, device, name, dtype=dtype, add_pooling_layer=False), settings)
 

@@ -94,7 +94,7 @@ class EmbedShapes:
         return self.lengths[bisect_left(self.lengths, length)]
 
     def plan(self, lengths: Sequence[int]) -> list[EmbedBatch]:
-        """Groups documents of like length. Lengths are between 1 and the maximum."""
+        """Group documents of like length. Lengths are between 1 and the maximum."""
         members: dict[int, list[int]] = {}
         for document, length in enumerate(lengths):
             members.setdefault(self.bucket(length), []).append(document)
@@ -125,7 +125,7 @@ class Pooling(Enum):
 
 
 class Activation(Enum):
-    """What makes the answer of a pooled state or of logits."""
+    """Functions from a pooled state or logits to the answer."""
 
     NONE = "none"
     UNIT = "unit"
@@ -144,7 +144,7 @@ class PoolingSettings:
 
     @property
     def activation(self) -> Activation:
-        """What is left to do to a vector."""
+        """Return the steps that are left to do to a vector."""
         return Activation.UNIT if self.normalize else Activation.NONE
 
 
@@ -243,7 +243,7 @@ class Pooler(ABC):
 def add_states(
     total: torch.Tensor, hidden: torch.Tensor, start: int, lengths: torch.Tensor, pooling: Pooling
 ) -> torch.Tensor:
-    """Adds to `total` float32 [B, dim] what tokens [start, start + Q) give: hidden [B, Q, dim].
+    """Add to `total` float32 [B, dim] what tokens [start, start + Q) give: hidden [B, Q, dim].
 
     Over all chunks of the rows this sums the one state that is wanted, or all of them.
     """

@@ -127,7 +127,7 @@ def check_class_head(directory: Path, raw: dict[str, Any], backend: str) -> None
 
 
 def load_headed(directory: Path, raw: dict[str, Any], device: Device, *, dtype: str) -> HeadedEncoder:
-    """Loads a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
+    """Load a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
     encoder = load_body(directory, raw, device, ENCODERS[raw["model_type"]][1], dtype=dtype)
     return HeadedEncoder(encoder, _activation(raw, int(encoder.model.config.num_labels)))
 
@@ -145,7 +145,7 @@ def yes_and_no(directory: Path) -> tuple[int, int]:
 
 
 def _activation(config: dict[str, Any], classes: int) -> Activation:
-    """What logits go through: as the config says for sentence-transformers, or by its kind of problem.
+    """Return the activation of logits: the config's for sentence-transformers, or by its kind of problem.
 
     By default one logit goes through a sigmoid, as in sentence-transformers, and several through a softmax.
     """

@@ -1,4 +1,4 @@
-"""Runs transformers' own modules with our paged attention."""
+"""Run transformers' own modules with our paged attention."""
 
 from __future__ import annotations
 

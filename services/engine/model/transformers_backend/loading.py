@@ -39,7 +39,7 @@ from services.engine.model.transformers_backend.modules import (
 
 @dataclass
 class BodyOutput(MoeModelOutputWithPast):
-    """What heads read of a body's output, or pass on. All but the hidden states is None."""
+    """Output of a body, as heads read it or pass it on. All but the hidden states is None."""
 
     cross_attentions: tuple[torch.Tensor, ...] | None = None
 
@@ -57,7 +57,7 @@ class HiddenStates(nn.Module):
 
 
 def take_body(model: Any) -> Any:
-    """Takes the decoder stack out of `model`, which becomes its head. Returns the stack."""
+    """Take the decoder stack out of `model`, which becomes its head. Returns the stack."""
     body = model.get_decoder()
     path = next(name for name, module in model.named_modules() if module is body)
     parent, _, name = path.rpartition(".")
@@ -118,7 +118,7 @@ def probe_tokens(device: Device) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.inference_mode()
 def probe_model(model: Any, device: Device) -> tuple[Probe, torch.Tensor]:
-    """Runs the whole model on `probe_tokens`. Returns what its layers are, and its logits.
+    """Run the whole model on `probe_tokens`. Returns what its layers are, and its logits.
 
     Raises ModelError for attention that is not implemented, is not paged or hides its window, and for shapes
     that depend on data.
@@ -305,7 +305,7 @@ def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel
 def load_model_config(
     directory: Path, raw: dict[str, Any], model: type[PreTrainedModel], max_model_len: int | None
 ) -> PreTrainedConfig:
-    """Parses config.json for the class, which is `model_class`'s, and checks it. Raises ModelError."""
+    """Parse config.json for the class, which is `model_class`'s, and check it. Raises ModelError."""
     model_type = raw["model_type"]
     kind: Any = model.config_class
     if own_architecture(model_type) == model.__name__:
@@ -335,7 +335,7 @@ _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 def load_model(
     directory: Path, device: Device, *, dtype: str, max_model_len: int | None
 ) -> TransformersModel:
-    """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
+    """Load the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
     `max_model_len` None means the model's own. Raises ModelError with one readable line, InsufficientMemory.
     """

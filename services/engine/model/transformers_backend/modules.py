@@ -53,7 +53,7 @@ class Probe:
     modules: dict[int, nn.Module] = field(default_factory=dict)
 
     def meet(self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, window: Window) -> None:
-        """Records one layer. Raises UnsupportedAttention if it has no index of its own."""
+        """Record one layer. Raises UnsupportedAttention if it has no index of its own."""
         index = getattr(module, "layer_idx", None)
         if not isinstance(index, int) or index in self.layers:
             raise UnsupportedAttention("a layer with more than one attention, or none of its own")
@@ -62,7 +62,7 @@ class Probe:
 
 
 def attach_cache(module: nn.Module, cache: LayerCache) -> None:
-    """Gives a layer its cache: on the module, since an index into a list would be a constant of a graph."""
+    """Give a layer its cache: on the module, since an index into a list would be a constant of a graph."""
     setattr(module, _LAYER, cache)
 
 
@@ -136,7 +136,7 @@ _ALIGNMENT = 16
 
 
 def use_static_experts(model: Any, kernels: Kernels) -> None:
-    """Makes a loaded model's experts run in static shapes; models without experts stay as they are."""
+    """Make a loaded model's experts run in static shapes; models without experts stay as they are."""
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_STATIC_EXPERTS)
     for module in model.modules():
@@ -170,7 +170,7 @@ def static_experts(
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether the experts are what `Device.experts` computes."""
+    """Return whether `Kernels.experts` computes these experts."""
     special = module.has_bias or module.is_transposed or module.has_post_expert_norm
     halves = module.has_gate and module.is_concatenated and type(module)._apply_gate is _default_apply_gate
     return halves and not special and isinstance(module.act_fn, torch.nn.SiLU)
@@ -270,7 +270,7 @@ def _all_by_all(
 def _by_expert(
     hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int, compute: Expert
 ) -> torch.Tensor:
-    """Sorts the T * k pairs of token and expert by expert, computes, and sums each token's results."""
+    """Sort the T * k pairs of token and expert by expert, compute, and sum each token's results."""
     per_token = index.shape[1]
     ids, order = torch.sort(index.flatten(), stable=True)
     ends = torch.searchsorted(ids, torch.arange(experts, device=ids.device), right=True).to(torch.int32)

@@ -72,7 +72,7 @@ def levels_of_this_architecture() -> tuple[Level, ...]:
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """Flags of this CPU; none where the system does not tell them, or it is no x86."""
+    """Return the flags of this CPU; none where the system does not tell them, or it is no x86."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -121,7 +121,7 @@ def _first_there() -> str | None:
 
 
 def identity(compiler: Sequence[str]) -> bytes:
-    """Identifies a compiler: its output of --version, and the words that it is called with."""
+    """Identify a compiler: its output of --version, and the words that it is called with."""
     return " ".join([run([*compiler, "--version"], _VERSION_S), *compiler[1:]]).encode()
 
 
@@ -191,7 +191,7 @@ def kernel_directory(cache: Path | None) -> Path:
 
 
 def seal(library: Path, name: str) -> None:
-    """Puts the digest behind a library that is to be kept as `name`, which no other user may change then."""
+    """Put the digest behind a library that is to be kept as `name`, which no other user may change then."""
     with library.open("r+b") as file:
         digest = _digest(name, file.read())
         file.write(digest)
@@ -200,20 +200,20 @@ def seal(library: Path, name: str) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes it for this user alone, if it is not there; its parents, as the umask says."""
+    """Make it for this user alone, if it is not there; its parents, as the umask says."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def sound(places: Sequence[Path], pattern: str) -> list[Path]:
-    """Libraries of these directories that are whole, can be loaded, and are no other user's."""
+    """Return the libraries of these directories that are whole, can be loaded, and are no other user's."""
     usable = (place for place in places if is_ours(place) and not forbids_code(place))
     found = (path for place in usable for path in sorted(place.glob(pattern)))
     return [path for path in found if is_ours(path) and _is_whole(path)]
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this user or root owns the path, and neither its group nor others may write to it."""
+    """Return whether this user or root owns the path, and neither its group nor others may write to it."""
     try:
         status = path.stat()
     except OSError:
@@ -305,7 +305,7 @@ def _build_here(level: Level, stem: str, directory: Path, progress: Progress, li
 
 
 def _ready(directory: Path, pattern: str) -> list[Path]:
-    """Libraries that came with the sources, are kept in `directory`, or where `make setup` puts them."""
+    """Return the libraries next to the sources, in `directory`, and in the folder of `make setup`."""
     places = [BUILT, directory]
     with suppress(BuildError):
         places.append(kernel_directory(None))

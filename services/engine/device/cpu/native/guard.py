@@ -1,4 +1,4 @@
-"""Runs a command that ends, with all that it started, when the process that asked for it ends.
+"""Run a command that ends, with all that it started, when the process that asked for it ends.
 
 `python guard.py COMMAND...`, its standard input being a pipe that the asking process holds the other end of.
 A compiler's driver passes no signal on to the programs that it runs.

@@ -72,14 +72,14 @@ class Program:
     _written: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def give(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Makes these tensors inputs that each replay replaces. Before the first step."""
+        """Make these tensors inputs that each replay replaces. Before the first step."""
         for index, tensor in enumerate(inputs):
             if isinstance(tensor, SimTensor):
                 self._index[id(tensor)] = (weakref.ref(tensor), Given(index))
                 self._inputs.add(_storage(tensor))
 
     def record(self, operation: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        """Adds a step. Arguments and outputs are the device's tensors. Raises SimError for views' updates."""
+        """Add a step. Arguments and outputs are the device's tensors. Raises SimError for views' updates."""
         arguments = tree_map_only(SimTensor, self._reference, args)
         keywords = tree_map_only(SimTensor, self._reference, kwargs)
         read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, SimTensor)]
@@ -100,7 +100,7 @@ class Program:
         self._open.append((str(operation), unwrap(args, kwargs).signature(), sources))
 
     def mark_step(self) -> None:
-        """Ends a recipe: the steps until here are one, those that follow another."""
+        """End a recipe: the steps until here are one, those that follow another."""
         if self._open:
             self.recipes.append(tuple(self._open))
             self._open = []
@@ -118,7 +118,7 @@ class Program:
         return known[1] if known is not None and known[0]() is tensor else tensor
 
     def _result(self, tensor: Any, read: Sequence[SimTensor]) -> int | None:
-        """Numbers a new tensor; None for what an operation changed in place and for what is no tensor."""
+        """Number a new tensor; None for one that an operation changed in place, and for no tensor."""
         if not isinstance(tensor, SimTensor) or any(tensor.raw is other.raw for other in read):
             return None
         index = self._made
@@ -132,7 +132,7 @@ class Program:
         return index
 
     def end(self) -> None:
-        """Ends the last recipe, and forgets what only the capture needed."""
+        """End the last recipe, and forget what only the capture needed."""
         self.mark_step()
         leaves = (leaf for step in self.steps for leaf in tree_flatten((step.arguments, step.keywords))[0])
         self.used_inputs = frozenset(leaf.index for leaf in leaves if isinstance(leaf, Given))
@@ -140,7 +140,7 @@ class Program:
         self._held = {index: ref for index, ref in self._held.items() if ref() is not None}
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Keeps these tensors alone. Returns the host tensors that somebody may still look at in vain.
+        """Keep these tensors alone. Returns the host tensors that somebody may still look at in vain.
 
         They are results that were not named, results that are a view of part of something that is freed, and
         captured tensors that are neither named nor given but were written.
@@ -159,7 +159,7 @@ class Program:
         return lost
 
     def replay(self, device: Card, inputs: Sequence[torch.Tensor] = ()) -> None:
-        """Runs the steps; `inputs` are the host tensors for the given ones."""
+        """Run the steps; `inputs` are the host tensors for the given ones."""
         made: dict[int, torch.Tensor] = {}
         for step in self.steps:
             arguments = [_host(value, made, inputs) for value in step.arguments]
@@ -236,7 +236,7 @@ class HPUGraph:
         self._cached_share = _CACHED_SHARE
 
     def capture_begin(self, dry_run: bool = False) -> None:
-        """Begins to capture the work given to the current stream. Raises GraphError inside a capture."""
+        """Begin to capture the work given to the current stream. Raises GraphError inside a capture."""
         if self._program is not None or self._card.recorders:
             raise GraphError("one capture at a time: end this one, or reset the graph, first")
         self._card.flush()
@@ -245,7 +245,7 @@ class HPUGraph:
         self._card.recorders.append(self._program)
 
     def capture_end(self) -> None:
-        """Ends the capture: compiles it, and takes the memory that the graph keeps. Raises SimError."""
+        """End the capture: compile it, and take the memory that the graph keeps. Raises SimError."""
         program = self._captured()
         self._card.recorders.remove(program)
         program.end()
@@ -257,7 +257,7 @@ class HPUGraph:
 
     @contextmanager
     def capturing(self, dry_run: bool) -> Iterator[None]:
-        """Captures what happens inside. An error there leaves no graph."""
+        """Capture what happens inside. An error there leaves no graph."""
         self.capture_begin(dry_run)
         try:
             yield
@@ -289,13 +289,13 @@ class HPUGraph:
         return sorted(self._captured().used_inputs)
 
     def replay(self, asynchronous: bool = False) -> None:
-        """Runs the captured work again, on the tensors it was captured with."""
+        """Run the captured work again, on the tensors it was captured with."""
         self._replay([])
 
     def replayV2(
         self, static_tlist: Sequence[torch.Tensor], tlist: Sequence[torch.Tensor], asynchronous: bool = False
     ) -> None:
-        """Copies the new tensors into the captured ones, then replays."""
+        """Copy the new tensors into the captured ones, then replays."""
         for captured, new in zip(static_tlist, tlist, strict=True):
             captured.copy_(new, non_blocking=True)
         self._replay([])
@@ -311,10 +311,10 @@ class HPUGraph:
         program.replay(self._card, inputs)
 
     def clear_inputs(self) -> None:
-        """Forgets inputs that the graph holds because they were changed in place: here, it holds none."""
+        """Forget inputs that the graph holds because they were changed in place: here, it holds none."""
 
     def reset(self) -> None:
-        """Frees the graph and its memory."""
+        """Free the graph and its memory."""
         self._program = None
         self._memory = None
 

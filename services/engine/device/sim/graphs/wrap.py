@@ -57,7 +57,7 @@ def extract_tensors(value: Any) -> list[torch.Tensor]:
 
 
 def copy_to(target: Any, source: Any) -> None:
-    """Copies a call's tensors into those that were captured; everything else stays as captured.
+    """Copy a call's tensors into those that were captured; everything else stays as captured.
 
     The types must agree, level by level, as they do under equal keys. Raises RuntimeError.
     """
@@ -170,7 +170,7 @@ def wrap_in_hpu_graph(
     dry_run: bool = False,
     max_graphs: int | None = None,
 ) -> torch.nn.Module:
-    """Replaces `module.forward` by one that captures and replays; returns the module itself.
+    """Replace `module.forward` by one that captures and replays; return the module itself.
 
     The first call of a key captures and computes. Later ones copy their tensors into those of the first call
     and replay, or with `disable_tensor_cache` replay on the new tensors. What they return are the tensors of
@@ -217,7 +217,7 @@ def make_graphed_callables(
     disable_tensor_cache: bool = False,
     dry_run: bool = False,
 ) -> Any:
-    """Captures each function at once, with its own tuple of sample tensors, and returns what replays it.
+    """Capture each function at once, with its own tuple of sample tensors, and return what replays it.
 
     A single function may be given instead of tuples. The results are the captured tensors, which the next
     call overwrites. A module's `forward` is replaced. Gradients are not captured here, so `warmups` and

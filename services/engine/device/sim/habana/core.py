@@ -13,7 +13,7 @@ _warned = False
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """Ends what lazy mode has collected. Anywhere else it does nothing, and says so once."""
+    """End what lazy mode has collected. Anywhere else it does nothing, and says so once."""
     global _warned
     there = card()
     if not there.lazy:
@@ -30,8 +30,8 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
 
 
 def hpu_inference_set_env() -> None:
-    """Prepares constant folding for inference; has nothing to fold here."""
+    """Prepare constant folding for inference; has nothing to fold here."""
 
 
 def hpu_initialize(model: Any = None, mark_only_scales_as_const: bool = False) -> None:
-    """Marks a model's constants; has nothing to fold here."""
+    """Mark a model's constants; has nothing to fold here."""

@@ -12,17 +12,17 @@ from services.engine.device.sim.settings import SimError
 
 
 def is_available() -> bool:
-    """Whether there is a card. Never raises, and takes none."""
+    """Return whether there is a card. Never raises, and takes none."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Cards that this process may take: 0 without a driver."""
+    """Return the cards that this process may take: 0 without a driver."""
     return card().device_count()
 
 
 def current_device() -> int:
-    """Acquires the card. A process has one, which it calls 0."""
+    """Acquire the card. A process has one, which it calls 0."""
     card().touch()
     return 0
 
@@ -57,7 +57,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits for all queues. In lazy mode what was collected goes first."""
+    """Wait for all queues. In lazy mode what was collected goes first."""
     card().flush()
     card().synchronize()
 
@@ -118,13 +118,13 @@ class Event:
         self._copies = card().copies.begun
 
     def synchronize(self) -> None:
-        """Waits for that point. Raises SimError if there is none."""
+        """Wait for that point. Raises SimError if there is none."""
         if self._copies is None:
             raise SimError("an event that was not recorded cannot be waited for")
         card().synchronize(self._copies)
 
     def wait(self, stream: Any = None) -> None:
-        """Makes a stream wait; the host goes on."""
+        """Make a stream wait; the host goes on."""
 
     def query(self) -> bool:
         """True once the point is passed: the simulated device has done all that it was given."""
@@ -137,7 +137,7 @@ class Stream:
     """A queue of the device. The simulator runs all work in the order in which it is given."""
 
     def synchronize(self) -> None:
-        """Waits for the queue."""
+        """Wait for the queue."""
         synchronize()
 
     def wait_stream(self, stream: Stream) -> None:

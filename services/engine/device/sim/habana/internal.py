@@ -6,5 +6,5 @@ from services.engine.device.sim.card import card
 
 
 def is_lazy() -> bool:
-    """Whether operations are collected until `mark_step`."""
+    """Return whether operations are collected until `mark_step`."""
     return card().lazy

@@ -44,11 +44,11 @@ class Metric:
         self._end: _Reading | None = None
 
     def end(self) -> None:
-        """Stops counting."""
+        """Stop counting."""
         self._end = _Reading.now()
 
     def stats(self) -> list[tuple[str, Any]]:
-        """Names with their values."""
+        """Return the names with their values."""
         now, since = self._end or _Reading.now(), self._since
         if self._name == "graph_compilation":
             number = now.compilations - since.compilations

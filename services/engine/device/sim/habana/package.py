@@ -1,4 +1,4 @@
-"""Puts the fake package where imports find it, with the metadata that says what is installed."""
+"""Put the fake package where imports find it, with the metadata that says what is installed."""
 
 from __future__ import annotations
 

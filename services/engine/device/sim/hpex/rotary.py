@@ -22,7 +22,7 @@ def apply_rotary_pos_emb(
     offset: int = 0,
     mode: RotaryPosEmbeddingMode = RotaryPosEmbeddingMode.BLOCKWISE,
 ) -> torch.Tensor:
-    """Turns the heads of p by cos and sin, which cover a head's full dimension and broadcast to p.
+    """Turn the heads of p by cos and sin, which cover a head's full dimension and broadcast to p.
 
     If one of the three is float32, all are cast to it and so is the result; otherwise cos and sin to p's
     dtype. The bridge takes a combined `rope_cache` too; the simulator does not.
