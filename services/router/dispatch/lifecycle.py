@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from catenary.v1 import common_pb2, router_pb2
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import (
     Admission,
     AdmissionQueues,
@@ -406,16 +406,18 @@ class Lifecycle:
             SequenceEvent.PLACE_PROMPT if prompt_alone else SequenceEvent.PLACE,
             Target(link, self._last_handle, kv_tokens),
         )
-        submit = common_pb2.Submit(
-            handle=sequence.engine_handle,
-            spec=sequence.spec,
-            same_prompt_as=sequence.leader_handle(),
-            alone=sequence.quarantined,
-        )
+        # Filled in place: a spec with a long prompt takes long to copy.
+        message = engine_pb2.AttachResponse()
+        submit = message.submit
+        submit.handle = sequence.engine_handle
+        submit.spec.CopyFrom(sequence.spec)
+        submit.alone = sequence.quarantined
+        if (leader := sequence.leader_handle()) is not None:
+            submit.same_prompt_as = leader
         if sequence.traceparent:
             submit.spec.traceparent = sequence.traceparent
         self.handovers.message(sequence, submit)
-        link.submit(submit)
+        link.submit(message)
         self.handovers.sent(sequence)
         if self.handovers.due:
             self._pump_at_end()

@@ -302,14 +302,14 @@ class EngineLink(Outbox[engine_pb2.AttachResponse]):
             self._drain,
         )
 
-    def submit(self, submit: common_pb2.Submit) -> None:
-        """Queue a submit."""
+    def submit(self, message: engine_pb2.AttachResponse) -> None:
+        """Queue a message with a submit."""
         if self._reserve_again.take_back(_LATEST):
             # It may be the one that the engine is reserved for, and must not come before the reservation. An
             # engine that was not told of the release stays reserved.
             self._release.take_back(_LATEST)
             self.put(self._reserve, _keep(wanted=True), _LATEST)
-        self.put(self._submits, engine_pb2.AttachResponse(submit=submit), submit.handle)
+        self.put(self._submits, message, message.submit.handle)
 
     def abort(self, engine_handle: int) -> bool:
         """Queue an abort. True if the submit was still here: it is taken back, and nothing is sent."""

@@ -45,7 +45,7 @@ def test_an_engine_is_reserved_before_the_submits_and_released_after_them(words,
         if isinstance(word, bool):
             link.keep(wanted=word)
         else:
-            link.submit(common_pb2.Submit(handle=word))
+            link.submit(engine_pb2.AttachResponse(submit=common_pb2.Submit(handle=word)))
     assert sent(link) == order
     assert sent(link) == []
 

@@ -104,7 +104,7 @@ async def test_what_waits_at_the_close_is_dropped_or_flushed():
 async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back():
     link = EngineLink(engine=None)  # type: ignore[arg-type]
     for handle in (1, 2):
-        link.submit(common_pb2.Submit(handle=handle))
+        link.submit(engine_pb2.AttachResponse(submit=common_pb2.Submit(handle=handle)))
     link.renew(1)
     link.renew(2)
     messages = link.messages()
