@@ -1,11 +1,16 @@
-"""The values that a sequence's parameters may have: one declaration for HTTP, gRPC and Python."""
+"""Parameters of a sequence and their ranges: one declaration for HTTP, gRPC, the engine and Python.
+
+A number of the sampler is a row of SAMPLING and a field of `SamplingNumbers`. By its name the gateway, the
+servicer, the core, `Client` and the defaults of a model's generation_config.json fill `SamplingParams`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from catenary.nearest import near
 from catenary.sequence_limits import MAX_TOP_LOGPROBS
@@ -40,6 +45,34 @@ class Numbers:
         return f"{kind} {low.removeprefix('of ')} and at most {_text(self.high)}"
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingNumber:
+    """A number of `SamplingParams` in the proto, `SamplingOptions` of the core and the body of a request.
+
+    neutral: values that change nothing, the default first. `model_default`: generation_config.json may name
+    another default. `draws`: it changes draws alone, so a beam search has no use for it. `told`: the range in
+    an engine's refusal, after "must be"; empty: the range's own text.
+    """
+
+    numbers: Numbers
+    neutral: tuple[float, ...]
+    model_default: bool = False
+    draws: bool = False
+    told: str = ""
+
+    @property
+    def default(self) -> float:
+        """The value where neither the request nor the model names one."""
+        return self.neutral[0]
+
+    def check_sent(self, name: str, value: float) -> None:
+        """Raise ValueError for a number, rounded to float32, that is out of range."""
+        # The nearest float32 to the lower bound may be below it.
+        lowest = not self.numbers.above and value == _float32(self.numbers.low)
+        if value not in self.numbers and not lowest:
+            raise ValueError(f"{name} must be {self.told or self.numbers}.")
+
+
 TEMPERATURE: Final = Numbers(0)
 TOP_P: Final = Numbers(0, 1, above=True)
 TOP_K: Final = Numbers(-1, _INT32, whole=True)
@@ -53,14 +86,35 @@ TOKENS: Final = Numbers(0, _INT32, whole=True)
 ALTERNATIVES: Final = Numbers(0, MAX_TOP_LOGPROBS, whole=True)
 LENGTH_PENALTY: Final = Numbers(-10, 10)
 
+_PENALTY_TOLD: Final = "between -2 and 2"
+
+SAMPLING: Final[Mapping[str, SamplingNumber]] = {
+    "temperature": SamplingNumber(TEMPERATURE, (1.0, 0.0), model_default=True, draws=True),
+    "top_p": SamplingNumber(TOP_P, (1.0,), model_default=True, draws=True, told="above 0 and at most 1"),
+    "top_k": SamplingNumber(
+        TOP_K, (0, -1), model_default=True, draws=True, told="at least 1, or 0 or -1 for off"
+    ),
+    "min_p": SamplingNumber(MIN_P, (0.0,), model_default=True, draws=True, told="between 0 and 1"),
+    "presence_penalty": SamplingNumber(PENALTY, (0.0,), told=_PENALTY_TOLD),
+    "frequency_penalty": SamplingNumber(PENALTY, (0.0,), told=_PENALTY_TOLD),
+    "repetition_penalty": SamplingNumber(REPETITION, (1.0,), model_default=True, told="between 0.01 and 100"),
+}
+
+
+class SamplingNumbers(TypedDict, total=False):
+    """The numbers of SAMPLING as options of a call; None takes the model's own default."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+
+
 PARAMETERS: Final = {
-    "temperature": TEMPERATURE,
-    "top_p": TOP_P,
-    "top_k": TOP_K,
-    "min_p": MIN_P,
-    "presence_penalty": PENALTY,
-    "frequency_penalty": PENALTY,
-    "repetition_penalty": REPETITION,
+    **{name: one.numbers for name, one in SAMPLING.items()},
     "seed": SEED,
     "max_tokens": Numbers(1, _INT32, whole=True),
     "min_tokens": TOKENS,
@@ -86,6 +140,11 @@ def check_number(name: str, value: Any, allowed: Numbers) -> None:
     """Raise ValueError, which names the parameter and the numbers that are allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be {allowed}, not {value!r}")
+
+
+def _float32(number: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded
 
 
 def _text(bound: float) -> str:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
-from catenary.parameters import BIAS, PARAMETERS, TOKENS, check_names, check_number
+from catenary.parameters import (
+    BIAS,
+    PARAMETERS,
+    SAMPLING,
+    TOKENS,
+    SamplingNumbers,
+    check_names,
+    check_number,
+)
 from catenary.v1 import common_pb2
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(SamplingNumbers, total=False):
     """Parameters of a sequence, by the names of SequenceSpec in protos/catenary/v1/common.proto, which says
     what they mean. What is left out takes the model's own default."""
 
     prompt_len: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
     keep_top_k_duplicates: bool | None
-    min_p: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    repetition_penalty: float | None
     logit_bias: Mapping[int, float]
     bad_words: Sequence[Sequence[int]]
     allowed_token_ids: Sequence[int]
@@ -90,20 +91,16 @@ def make_spec(
     token_ids: Sequence[int], model: str, request_id: str, options: GenerateOptions
 ) -> common_pb2.SequenceSpec:
     """Return the sequence on the wire."""
+    given: Mapping[str, Any] = options
+    numbers: dict[str, Any] = {name: given.get(name) for name in SAMPLING}
     return common_pb2.SequenceSpec(
         request_id=request_id,
         model=model,
         token_ids=token_ids,
         prompt_len=options.get("prompt_len"),
         sampling=common_pb2.SamplingParams(
-            temperature=options.get("temperature"),
-            top_p=options.get("top_p"),
-            top_k=options.get("top_k"),
+            **numbers,
             keep_top_k_duplicates=options.get("keep_top_k_duplicates"),
-            min_p=options.get("min_p"),
-            presence_penalty=options.get("presence_penalty"),
-            frequency_penalty=options.get("frequency_penalty"),
-            repetition_penalty=options.get("repetition_penalty"),
             logit_bias=[
                 common_pb2.LogitBias(token_id=token, bias=bias)
                 for token, bias in (options.get("logit_bias") or {}).items()

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from catenary.nearest import near
 from services.engine.link import CapacityFacts, ModelFacts
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 class Lacking:
     """An object that says of an attribute of vLLM's that it does not have what is there in its place."""
@@ -92,9 +90,8 @@ class ModelConfig(Lacking):
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """Return the sampling defaults of generation_config.json, by the names of SamplingParams."""
-        values = {name: getattr(self.facts, f"default_{name}") for name in _SAMPLING}
-        values["max_tokens"] = _max_new_tokens(self.directory / "generation_config.json")
-        return {name: value for name, value in values.items() if value is not None}
+        most = _max_new_tokens(self.directory / "generation_config.json")
+        return {**self.facts.sampling_defaults, **({} if most is None else {"max_tokens": most})}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 from msgspec.structs import replace
 
+from catenary.parameters import SAMPLING
 from catenary.v1 import common_pb2
 from catenary_testing.engine.faults import Faults
 from catenary_testing.engine.machine import QueueFull, ScriptedMachine
@@ -66,9 +67,9 @@ class ScriptedCore(Core):
                 eos_token_ids=list(model.eos_token_ids),
                 dtype=model.dtype,
                 tokenizer_sha256=model.tokenizer_sha256,
-                default_temperature=model.temperature,
-                default_top_p=model.top_p,
-                default_top_k=model.top_k,
+                sampling_defaults={
+                    name: value for name in SAMPLING if (value := getattr(model, name, None)) is not None
+                },
                 task=model.task,
                 embedding_width=model.embedding_width,
                 embedding_dimensions=list(model.embedding_dimensions),

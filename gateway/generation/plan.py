@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from catenary.parameters import SAMPLING
 from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer, Vocabulary
 from catenary.v1 import common_pb2, tokenizer_pb2
@@ -21,12 +23,6 @@ from gateway.text.target import Rendered
 # A nucleus that the best token fills by itself: the probability of that is at least one by the size of the
 # vocabulary, at most 2^24.
 _SMALLEST_NUCLEUS = 2.0**-24
-
-
-def _nucleus(top_p: float | None) -> float | None:
-    """OpenAI's range begins at 0, an engine's above it."""
-    return _SMALLEST_NUCLEUS if top_p == 0 else top_p
-
 
 ChatOrTexts = tokenizer_pb2.ChatInput | tokenizer_pb2.CompletionInput
 
@@ -213,14 +209,14 @@ class GenerationPlan:
     def _sampling(self) -> common_pb2.SamplingParams:
         fields = self.fields
         draws = not fields.searches
+        numbers: dict[str, Any] = {
+            name: getattr(fields, name) for name, one in SAMPLING.items() if draws or not one.draws
+        }
+        # OpenAI's range begins at 0, an engine's above it.
+        if numbers.get("top_p") == 0:
+            numbers["top_p"] = _SMALLEST_NUCLEUS
         return common_pb2.SamplingParams(
-            temperature=fields.temperature if draws else None,
-            top_p=_nucleus(fields.top_p) if draws else None,
-            top_k=fields.top_k if draws else None,
-            min_p=fields.min_p if draws else None,
-            presence_penalty=fields.presence_penalty,
-            frequency_penalty=fields.frequency_penalty,
-            repetition_penalty=fields.repetition_penalty,
+            **numbers,
             logit_bias=[
                 common_pb2.LogitBias(token_id=token_id, bias=bias)
                 for token_id, bias in (fields.logit_bias or {}).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
-from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TOP_P
+from catenary.parameters import BIAS, LENGTH_PENALTY, PARAMETERS, SAMPLING
 from catenary.sequence_limits import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
 from gateway.schemas.base import (
@@ -57,41 +58,34 @@ def _read_bias(value: Any, info: ValidationInfo) -> dict[int, float] | None:
     return biases
 
 
+def _number(name: str, description: str, **other: float | None) -> Any:
+    """Return the field of a number of the sampler, in its range but for `other` bounds."""
+    numbers = PARAMETERS[name]
+    bounds = {
+        "gt": numbers.low if numbers.above else None,
+        "ge": None if numbers.above else numbers.low,
+        "le": None if numbers.high == math.inf else numbers.high,
+        **other,
+    }
+    given: dict[str, Any] = {key: value for key, value in bounds.items() if value is not None}
+    if not numbers.whole:
+        given["allow_inf_nan"] = False
+    return Field(None, **given, description=description)
+
+
 class SamplingFields(RequestModel):
     """Temperature, filters, penalties, bias and bans, several samples, beam search."""
 
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")
-    top_p: float | None = Field(
-        None, ge=0, le=TOP_P.high, allow_inf_nan=False, description="Nucleus mass; 0: the best token alone."
+    temperature: float | None = _number("temperature", "0 is greedy.", le=2)
+    top_p: float | None = _number("top_p", "Nucleus mass; 0: the best token alone.", ge=0, gt=None)
+    top_k: int | None = _number("top_k", "Keep the k best tokens; 0 and -1: all.")
+    min_p: float | None = _number("min_p", "Least probability, as a share of the best token's.")
+    presence_penalty: float | None = _number("presence_penalty", "Taken from the logits of generated tokens.")
+    frequency_penalty: float | None = _number(
+        "frequency_penalty", "The same, as often as each was generated."
     )
-    top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="Keep the k best tokens; 0 and -1: all.")
-    min_p: float | None = Field(
-        None,
-        ge=MIN_P.low,
-        le=MIN_P.high,
-        allow_inf_nan=False,
-        description="Least probability, as a share of the best token's.",
-    )
-    presence_penalty: float | None = Field(
-        None,
-        ge=PENALTY.low,
-        le=PENALTY.high,
-        allow_inf_nan=False,
-        description="Taken from the logits of generated tokens.",
-    )
-    frequency_penalty: float | None = Field(
-        None,
-        ge=PENALTY.low,
-        le=PENALTY.high,
-        allow_inf_nan=False,
-        description="The same, as often as each was generated.",
-    )
-    repetition_penalty: float | None = Field(
-        None,
-        ge=REPETITION.low,
-        le=REPETITION.high,
-        allow_inf_nan=False,
-        description="Divides the logits of tokens of prompt and answer; 1 is off.",
+    repetition_penalty: float | None = _number(
+        "repetition_penalty", "Divides the logits of tokens of prompt and answer; 1 is off."
     )
     logit_bias: Annotated[dict[int, float] | None, PlainValidator(_read_bias), _BIAS_SCHEMA] = Field(
         None, description="Added to the logits of tokens, by their ids: -100 to 100."
@@ -157,14 +151,8 @@ class SamplingFields(RequestModel):
 
     def _check_search(self) -> None:
         """A search draws nothing: what would change a draw asks for something that it cannot give."""
-        neutral = {
-            "temperature": (0, 1),
-            "top_p": (1,),
-            "top_k": (0, -1),
-            "min_p": (0,),
-        }
-        for name, values in neutral.items():
-            if getattr(self, name) not in (None, *values):
+        for name, one in SAMPLING.items():
+            if one.draws and getattr(self, name) not in (None, *one.neutral):
                 raise bad_request(f"'{name}' cannot be combined with 'use_beam_search'.", name)
 
     def _check_no_search(self) -> None:

@@ -42,7 +42,7 @@ LAYER = {
 def test_samples_as_its_authors_advise() -> None:
     directory = prepare_model("smollm2")
     facts = read_facts(directory, read_config(directory))
-    assert (facts.temperature, facts.top_p) == (0.2, 0.9)
+    assert facts.sampling_defaults == {"temperature": 0.2, "top_p": 0.9}
 
 
 def test_its_metadata_say_what_its_conversion_says(model_directory: Path) -> None:

@@ -358,11 +358,7 @@ def _ready(
             eos_token_ids=list(facts.eos_token_ids),
             dtype=str(model.dtype).removeprefix("torch."),
             tokenizer_sha256=facts.tokenizer_sha256,
-            default_temperature=facts.temperature,
-            default_top_p=facts.top_p,
-            default_top_k=facts.top_k,
-            default_min_p=facts.min_p,
-            default_repetition_penalty=facts.repetition_penalty,
+            sampling_defaults=dict(facts.sampling_defaults),
         ),
         capacity=CapacityFacts(
             block_size=sizing.block_size,

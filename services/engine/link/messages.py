@@ -151,8 +151,9 @@ class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class ModelFacts(Struct, frozen=True, array_like=True):
-    """The loaded model. The defaults come from generation_config.json; None: the file says nothing.
+    """The loaded model.
 
+    `sampling_defaults`: numbers of generation_config.json, by the names of `catenary.parameters.SAMPLING`.
     `task` is generate, embed, score or classify. Of a model that embeds: the width of its vectors, and the
     smaller ones that may be asked for. `labels`: names of the classes of a model that classifies.
     """
@@ -162,11 +163,7 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     eos_token_ids: list[int]
     dtype: str
     tokenizer_sha256: str
-    default_temperature: float | None = None
-    default_top_p: float | None = None
-    default_top_k: int | None = None
-    default_min_p: float | None = None
-    default_repetition_penalty: float | None = None
+    sampling_defaults: dict[str, float] = {}
     task: str = "generate"
     embedding_width: int = 0
     embedding_dimensions: list[int] = []

@@ -7,12 +7,13 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from catenary.parameters import SAMPLING
 from catenary.schema import MAX_EOS_TOKEN_IDS, MAX_LABEL_LENGTH, MAX_LABELS
 from services.engine.model.checks import ModelError, read_json, shown, weight_files
 
@@ -21,7 +22,7 @@ from services.engine.model.checks import ModelError, read_json, shown, weight_fi
 class DirectoryFacts:
     """Read from config.json, generation_config.json and tokenizer.json.
 
-    `max_position` is None if the config names no limit; sampling values are None without a default.
+    `max_position` is None if the config names no limit. `sampling_defaults`: numbers of the sampler, by name.
     `ignored_sampling` names the defaults of generation_config.json that are not honoured here.
     """
 
@@ -29,21 +30,10 @@ class DirectoryFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer_sha256: str
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
+    sampling_defaults: Mapping[str, float]
     ignored_sampling: tuple[str, ...]
 
 
-_SAMPLING: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda value: math.isfinite(value) and value >= 0,
-    "top_p": lambda value: 0 < value <= 1,
-    "top_k": lambda value: value >= -1 and value.is_integer(),
-    "min_p": lambda value: 0 <= value <= 1,
-    "repetition_penalty": lambda value: 0.01 <= value <= 100,
-}
 # Names of the longest sequence: most architectures', then GPT-2's and what followed it, then DBRX's.
 _MAX_POSITION = ("max_position_embeddings", "n_positions", "max_seq_len")
 # Values that change nothing: a default that is one of them is not missed.
@@ -79,31 +69,25 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = text.get("eos_token_id")
-    defaults = {name: _default(generation, name, path=generation_path) for name in _SAMPLING}
-    top_k = defaults["top_k"]
+    named = [name for name, one in SAMPLING.items() if one.model_default and generation.get(name) is not None]
     return DirectoryFacts(
         max_position=longest_context(config),
         vocab_size=int(vocab_size),
         eos_token_ids=_token_ids(eos, int(vocab_size), directory),
         tokenizer_sha256=_sha256(directory / "tokenizer.json"),
-        temperature=defaults["temperature"],
-        top_p=defaults["top_p"],
-        top_k=None if top_k is None else int(top_k),
-        min_p=defaults["min_p"],
-        repetition_penalty=defaults["repetition_penalty"],
+        sampling_defaults={name: _default(generation[name], name, path=generation_path) for name in named},
         ignored_sampling=tuple(
             name for name, neutral in _NEUTRAL_SAMPLING.items() if generation.get(name) not in (None, neutral)
         ),
     )
 
 
-def _default(generation: dict[str, Any], name: str, *, path: Path) -> float | None:
-    """A sampling default, None if there is none. Raises ModelError for one that no request could ask for."""
-    value = generation.get(name)
-    if value is None:
-        return None
-    number = _number(value)
-    if number is None or not _SAMPLING[name](number):
+def _default(value: Any, name: str, *, path: Path) -> float:
+    """Return a sampling default. Raises ModelError for one that no request could ask for."""
+    number, allowed = _number(value), SAMPLING[name].numbers
+    if number is not None and allowed.whole and number.is_integer():
+        number = int(number)
+    if number is None or number not in allowed:
         raise ModelError(f"{path} has a {name} of {shown(value)}, which is no {name}")
     return number
 

@@ -54,6 +54,16 @@ class Filters:
         )
 
 
+def filters_of(
+    ints: torch.Tensor, floats: torch.Tensor, *, any_top_k: bool, any_exact: bool, any_top_p: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Filters]:
+    """Split inputs of `Stages.filter` into rows, temperature, uniform numbers, and filters."""
+    index, top_k, exact = ints
+    temperature, uniform, top_p, min_p = floats
+    filters = Filters(top_k, exact == 1, top_p, min_p, any_top_k, any_exact, any_top_p)
+    return index, temperature, uniform, filters
+
+
 class Search(Protocol):
     """Rows are [D, ...]; every row's result is a function of that row alone."""
 

@@ -11,9 +11,16 @@ import torch
 
 from services.engine.device import Device
 from services.engine.graphs import Phase
-from services.engine.sampling.draw import IndexedSearch, candidates, draw_candidates, draw_wide, first_argmax
+from services.engine.sampling.draw import (
+    IndexedSearch,
+    candidates,
+    draw_candidates,
+    draw_wide,
+    filters_of,
+    first_argmax,
+)
 from services.engine.sampling.program import Call
-from services.engine.sampling.stages import Head, Stages, filters_of
+from services.engine.sampling.stages import Head, Stages
 
 
 class ExactStages(Stages):

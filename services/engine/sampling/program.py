@@ -328,7 +328,7 @@ class Program:
         return TokenMasks([self._rows] * count, bits)
 
     def _draws(self, rows: list[RowParams], drawn: list[int], count: int) -> list[Call]:
-        filtered = [index for index in drawn if rows[index].state.is_filtered(self._vocab_size)]
+        filtered = [index for index in drawn if self._is_filtered(rows[index].state.options)]
         plain = sorted({*drawn}.difference(filtered)) if len(filtered) < len(drawn) else []
         wide: list[int] = []
         if not self._exact:
@@ -340,6 +340,10 @@ class Program:
         widest = self._counts.drawn[-1:]
         calls += [self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide, widest)]
         return calls
+
+    def _is_filtered(self, options: SamplingOptions) -> bool:
+        """Return True if a filter may leave less than the whole vocabulary."""
+        return options.top_p < 1 or options.min_p > 0 or 0 < options.top_k < self._vocab_size
 
     def _draw(self, rows: list[RowParams], index: list[int], count: int = 0) -> Call:
         floats = np.empty((2, len(index)))

@@ -98,11 +98,6 @@ class SequenceState:
         # The best token is taken as it is, and nothing more is told of it.
         self.simple = self.greedy and not self.edited and options.top_logprobs < 0
 
-    def is_filtered(self, vocab_size: int) -> bool:
-        """True if a filter may leave less than the whole vocabulary."""
-        options = self.options
-        return options.top_p < 1 or options.min_p > 0 or 0 < options.top_k < vocab_size
-
     def completions(self, *, pending: bool) -> list[tuple[int, int]]:
         """Tokens that would complete a bad word of several tokens now, each with the condition for it.
 

@@ -14,7 +14,7 @@ import torch
 
 from catenary.sequence_limits import MAX_TOP_LOGPROBS
 from services.engine.device import Device
-from services.engine.sampling.draw import Filters, Search, first_argmax, invert
+from services.engine.sampling.draw import Search, first_argmax, invert
 from services.engine.sampling.inputs import NO_TOKEN, NOT_SEEN
 from services.engine.sampling.rows import RowStatus
 
@@ -332,13 +332,3 @@ class Stages(ABC):
         status = status.masked_fill(self.unusable(raw, best), int(RowStatus.NOT_FINITE))
         self._last_tokens.index_copy_(0, last_rows, tokens)
         self.set_result(tokens, status)
-
-
-def filters_of(
-    ints: torch.Tensor, floats: torch.Tensor, *, any_top_k: bool, any_exact: bool, any_top_p: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Filters]:
-    """Split inputs of `Stages.filter` into rows, temperature, uniform numbers, and filters."""
-    index, top_k, exact = ints
-    temperature, uniform, top_p, min_p = floats
-    filters = Filters(top_k, exact == 1, top_p, min_p, any_top_k, any_exact, any_top_p)
-    return index, temperature, uniform, filters

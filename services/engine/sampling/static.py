@@ -19,11 +19,12 @@ from services.engine.sampling.draw import (
     candidates,
     draw_candidates,
     draw_wide,
+    filters_of,
     first_argmax,
 )
 from services.engine.sampling.program import Call
 from services.engine.sampling.rows import PACKED_HEAD
-from services.engine.sampling.stages import Head, Stages, filters_of
+from services.engine.sampling.stages import Head, Stages
 
 
 @dataclass(frozen=True, slots=True)

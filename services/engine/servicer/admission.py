@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
 from catenary.constraints import ConstraintKind
 from catenary.kv_offer import well_formed
-from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TEMPERATURE, TOP_K, TOP_P
+from catenary.parameters import BIAS, LENGTH_PENALTY, SAMPLING
 from catenary.seeds import draw_seed
 from catenary.sequence_limits import (
     BAD_WORD_TOKENS,
@@ -66,15 +67,9 @@ def resolve_sampling(
     """Return the sequence's sampling options. Draws a seed if it has none. Raises Inadmissible."""
     given, response = spec.sampling, spec.response
     return SamplingOptions(
-        temperature=_temperature(given, model),
-        top_p=_top_p(given, model),
-        top_k=_top_k(given, model),
+        **_numbers(given, model),
         seed=given.seed if given.HasField("seed") else draw_seed(),
         top_logprobs=_alternatives(response, "top_logprobs"),
-        min_p=_min_p(given, model),
-        presence_penalty=_penalty(given, "presence_penalty"),
-        frequency_penalty=_penalty(given, "frequency_penalty"),
-        repetition_penalty=_repetition_penalty(given, model),
         logit_bias=_logit_bias(given, model, limits),
         bad_words=_bad_words(given, model, limits),
         allowed_token_ids=_allowed_token_ids(given, model),
@@ -91,54 +86,21 @@ def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
         raise Inadmissible(f"A token id in {param} is not below the vocabulary size, {vocab_size}.", param)
 
 
-def _temperature(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
-    if not given.HasField("temperature"):
-        return 1.0 if model.default_temperature is None else model.default_temperature
-    if given.temperature not in TEMPERATURE:
-        raise Inadmissible(f"temperature must be {TEMPERATURE}.", "temperature")
-    return given.temperature
-
-
-def _top_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
-    if not given.HasField("top_p"):
-        return 1.0 if model.default_top_p is None else model.default_top_p
-    if given.top_p not in TOP_P:
-        raise Inadmissible("top_p must be above 0 and at most 1.", "top_p")
-    return given.top_p
-
-
-def _top_k(given: common_pb2.SamplingParams, model: ModelFacts) -> int:
-    """Return the number of best tokens to keep; 0 is off."""
-    if not given.HasField("top_k"):
-        return max(0, model.default_top_k or 0)
-    if given.top_k not in TOP_K:
-        raise Inadmissible("top_k must be at least 1, or 0 or -1 for off.", "top_k")
-    return max(0, given.top_k)
-
-
-def _min_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
-    if not given.HasField("min_p"):
-        return model.default_min_p or 0.0
-    if given.min_p not in MIN_P:
-        raise Inadmissible("min_p must be between 0 and 1.", "min_p")
-    return given.min_p
-
-
-def _penalty(given: common_pb2.SamplingParams, name: str) -> float:
-    value: float = getattr(given, name)
-    if value not in PENALTY:
-        raise Inadmissible(f"{name} must be between -2 and 2.", name)
-    return value
-
-
-def _repetition_penalty(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
-    if not given.HasField("repetition_penalty"):
-        return 1.0 if model.default_repetition_penalty is None else model.default_repetition_penalty
-    low, high = REPETITION.low, REPETITION.high
-    # The wire rounds to float32, the nearest to 0.01 of which is below it.
-    if not low * (1 - 1e-6) <= given.repetition_penalty <= high:
-        raise Inadmissible(f"repetition_penalty must be between {low} and {high:g}.", "repetition_penalty")
-    return given.repetition_penalty
+def _numbers(given: common_pb2.SamplingParams, model: ModelFacts) -> dict[str, Any]:
+    """Return the numbers of SAMPLING: those given, else the model's defaults, else neutral ones."""
+    found: dict[str, Any] = {}
+    for name, one in SAMPLING.items():
+        if not given.HasField(name):  # type: ignore[arg-type]
+            found[name] = model.sampling_defaults.get(name, one.default)
+            continue
+        found[name] = getattr(given, name)
+        try:
+            one.check_sent(name, found[name])
+        except ValueError as error:
+            raise Inadmissible(str(error), name) from None
+    # -1 turns it off, too.
+    found["top_k"] = max(0, int(found["top_k"]))
+    return found
 
 
 def _logit_bias(

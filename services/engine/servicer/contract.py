@@ -63,8 +63,8 @@ def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo
         embedding_dimensions=model.embedding_dimensions,
         any_dimensions=model.any_dimensions,
         labels=model.labels,
-        default_temperature=model.default_temperature,
-        default_top_p=model.default_top_p,
+        default_temperature=model.sampling_defaults.get("temperature"),
+        default_top_p=model.sampling_defaults.get("top_p"),
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from catenary import AsyncClient, Client
+from catenary import AsyncClient, Client, SamplingParams
 from catenary.client.options import GenerateOptions, check_options
 from catenary.client.text import chat_input
-from catenary.parameters import PARAMETERS, Numbers
+from catenary.parameters import PARAMETERS, SAMPLING, Numbers, SamplingNumbers
 from catenary.v1 import common_pb2
+from gateway.schemas.generation import SamplingFields
+from services.engine.domain import SamplingOptions
 
 CHAT = [{"role": "user", "content": "hi"}]
 CALLS = [("chat", CHAT), ("stream_chat", CHAT), ("complete", "x"), ("stream_complete", "x")]
@@ -125,3 +128,15 @@ def test_messages() -> None:
 def test_messages_of_another_form_are_a_value_error(messages: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         chat_input(messages)
+
+
+def test_a_number_of_the_sampler_has_one_name_and_one_default_everywhere() -> None:
+    fields = {field.name: field.default for field in msgspec.structs.fields(SamplingOptions)}
+    body = SamplingFields.model_fields
+    assert list(SamplingNumbers.__annotations__) == list(SAMPLING)
+    for name, one in SAMPLING.items():
+        assert fields[name] == one.default
+        assert one.default in one.numbers
+        assert name in body
+        assert name in common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        assert name in SamplingParams.__dataclass_fields__

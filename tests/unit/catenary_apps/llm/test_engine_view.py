@@ -24,7 +24,7 @@ def view(directory: Path, **defaults: float) -> EngineView:
         eos_token_ids=[2],
         dtype="bfloat16",
         tokenizer_sha256="",
-        **{f"default_{name}": value for name, value in defaults.items()},  # type: ignore[arg-type]
+        sampling_defaults=defaults,
     )
     return view_of(ModelConfig("alias", "served", directory, facts), CAPACITY, lambda: "tokenizer")
 

@@ -67,7 +67,8 @@ MESSAGES: list[Message] = [
     CoreProgress("loading weights", 0.5),
     CoreProgress("profiling"),
     CoreReady(
-        ModelFacts(2048, 49152, [2], "float32", "ab", 0.0, None, 40), CapacityFacts(32, 100, 32, 64, 512)
+        ModelFacts(2048, 49152, [2], "float32", "ab", {"temperature": 0.0, "top_k": 40}),
+        CapacityFacts(32, 100, 32, 64, 512),
     ),
     CoreStep(StepColumns(), CoreLoad()),
     CoreStep(

@@ -182,8 +182,8 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
     values |= {"typical_p": 0.5, "epsilon_cutoff": 0}
     (directory / "generation_config.json").write_text(json.dumps(values))
     ready = start_engine(tiny_options(directory), lambda activity, fraction: None).ready.model
-    assert (ready.default_temperature, ready.default_top_p, ready.default_top_k) == (0.6, 0.9, 20)
-    assert (ready.default_min_p, ready.default_repetition_penalty) == (0.1, 1.05)
+    expected = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    assert ready.sampling_defaults == expected
     facts = read_facts(directory, read_config(directory))
     assert facts.ignored_sampling == ("typical_p",)
 

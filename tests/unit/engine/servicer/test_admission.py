@@ -127,11 +127,13 @@ def test_absent_fields_take_the_models_defaults() -> None:
         eos_token_ids=[2],
         dtype="float32",
         tokenizer_sha256="",
-        default_temperature=0.25,
-        default_top_p=0.5,
-        default_top_k=40,
-        default_min_p=0.25,
-        default_repetition_penalty=1.5,
+        sampling_defaults={
+            "temperature": 0.25,
+            "top_p": 0.5,
+            "top_k": 40,
+            "min_p": 0.25,
+            "repetition_penalty": 1.5,
+        },
     )
     spec = common_pb2.SequenceSpec(request_id="r", model="scripted", token_ids=[1, 2, 3])
     resolved = Admission("scripted", model, CAPACITY, SequenceLimits()).resolve(spec, 9)
