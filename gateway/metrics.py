@@ -21,7 +21,7 @@ from catenary.resume import Cause
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError
 from gateway.http.request import ClientGone, SlowReader
-from gateway.streaming.writer import Usage
+from gateway.streaming.answers import Usage
 
 _LABELS = ("model_name",)
 

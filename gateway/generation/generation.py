@@ -14,6 +14,7 @@ from gateway.generation.plan import GenerationPlan
 from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed, Session
 from gateway.parsing.choice import TextParser
 from gateway.parsing.output import Part
+from gateway.streaming.answers import Usage, usage_of
 from gateway.streaming.delta import (
     ChoiceDelta,
     Echo,
@@ -25,7 +26,6 @@ from gateway.streaming.delta import (
     TokenLogprob,
     joined,
 )
-from gateway.streaming.writer import Usage, usage_of
 
 # Decoding so many tokens takes long enough for others to notice.
 LONG_PROMPT_TOKENS = 4096

@@ -23,8 +23,8 @@ from gateway.http.answers import Call, PartSender, part_sender, send_json
 from gateway.http.request import ClientGone
 from gateway.link.inbox import Session
 from gateway.metrics import RequestTimer
+from gateway.streaming.answers import SSE_DONE, SSE_HEADERS, AnswerHead, AnyWriter, sse_error_event
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult
-from gateway.streaming.writer import SSE_DONE, SSE_HEADERS, AnswerHead, AnyWriter, sse_error_event
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import Rendered
 

@@ -118,7 +118,7 @@ class ParserChoice:
     @property
     def markers(self) -> frozenset[str]:
         """Texts of control tokens that the parser must see."""
-        return frozenset(self._markers())
+        return frozenset(self._markers() if self.needed else ())
 
     def _markers(self) -> Iterator[str]:
         if self.is_harmony:

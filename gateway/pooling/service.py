@@ -16,7 +16,7 @@ from gateway.errors import ApiError, internal, timed_out
 from gateway.generation.requests import ActiveRequest, QueuePriority, Requests
 from gateway.link.inbox import Inbox, SequenceEnded, Session
 from gateway.pooling.work import Document, Pooled, Work, render
-from gateway.streaming.writer import usage_of
+from gateway.streaming.answers import usage_of
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 

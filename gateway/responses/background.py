@@ -22,7 +22,7 @@ from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import EventBatch, ResponseStore, StoredEvents, not_found
 from gateway.state.jobs import JobOwner, JobRunner
-from gateway.streaming.writer import SSE_HEADERS
+from gateway.streaming.answers import SSE_HEADERS
 
 _log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.responses.objects import OutputItem, OutputText, ReasoningText, Response
+from gateway.streaming.answers import sse_event
 from gateway.streaming.delta import ChatLogprob
-from gateway.streaming.writer import sse_event
 
 
 class Event(msgspec.Struct, tag_field="type"):

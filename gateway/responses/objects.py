@@ -10,8 +10,8 @@ import msgspec
 
 from gateway.errors import ApiError
 from gateway.http.answers import Page
+from gateway.streaming.answers import Usage
 from gateway.streaming.delta import ChatLogprob
-from gateway.streaming.writer import Usage
 
 IN_PROGRESS = "in_progress"
 COMPLETED = "completed"

@@ -29,7 +29,7 @@ from gateway.responses.producer import Producer
 from gateway.responses.request import ResponseRequest, read_request, references, response_request
 from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, not_found
 from gateway.schemas.ignored import unsupported_parameter
-from gateway.streaming.writer import SSE_HEADERS
+from gateway.streaming.answers import SSE_HEADERS
 
 _log = get_logger(__name__)
 _MIB = 1 << 20

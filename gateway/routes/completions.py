@@ -28,8 +28,7 @@ from gateway.schemas.completion import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
-from gateway.streaming.completion import Completion, CompletionWriter
+from gateway.streaming.answers import ChatChunk, ChatCompletion, ChatWriter, Completion, CompletionWriter
 from gateway.text.models import Model
 
 

@@ -44,8 +44,7 @@ from gateway.schemas.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from gateway.streaming.chat import ChatChunk, ChatCompletion
-from gateway.streaming.completion import Completion
+from gateway.streaming.answers import ChatChunk, ChatCompletion, Completion
 from gateway.text.models import tasks_of
 
 # The field by which a request is known, of those that no other has.

@@ -15,7 +15,7 @@ from catenary.v1 import common_pb2
 from gateway.auth import ApiKeys, bearer_key, read_key_file, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, from_wire, internal, model_not_found
-from gateway.streaming.writer import sse_error_event, sse_event
+from gateway.streaming.answers import sse_error_event, sse_event
 
 
 def test_the_envelope_has_all_four_keys() -> None:

@@ -21,7 +21,7 @@ from gateway.limits.limiter import LIMIT_HEADERS
 from gateway.openapi import document
 from gateway.routing import ASKS, Routes, batch_endpoints, limited_paths
 from gateway.schemas.ignored import IGNORED
-from gateway.streaming.chat import ChatChunk, ChunkChoice, Delta
+from gateway.streaming.answers import ChatChunk, ChunkChoice, Delta
 from tests.support.secrets import TestSecrets
 
 LIMITED = {

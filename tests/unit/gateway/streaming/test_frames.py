@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 
 from catenary.text import Vocabulary
 from gateway.parsing.output import Content, Reasoning
-from gateway.streaming.chat import ChatChunk, ChatWriter, ChunkChoice, Delta
-from gateway.streaming.completion import Completion, CompletionChoice, CompletionWriter
+from gateway.streaming.answers import (
+    AnswerHead,
+    ChatChunk,
+    ChatWriter,
+    ChunkChoice,
+    Completion,
+    CompletionChoice,
+    CompletionWriter,
+    Delta,
+    sse_event,
+    usage_of,
+)
 from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.writer import AnswerHead, sse_event, usage_of
 from tests.support.tiny_tokenizer import tokenizer_json
 
 VOCABULARY = Vocabulary(msgspec.json.encode(tokenizer_json()), sha256="")
