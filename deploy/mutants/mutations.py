@@ -85,8 +85,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         reason="4.2: a graph's results are overwritten by its next replay, or freed: they must be copied",
         file="services/engine/runner/execution.py",
         old="                buffer.index_copy_(0, rows, values.to(buffer.dtype))",
-        new="                buffer.index_copy_(0, rows, values.to(buffer.dtype))\n"
-        '            object.__setattr__(buffers, "chunk", hidden)',
+        new="                buffer.raw = values.to(buffer.dtype).raw",
         test=f"{_SERVED}::test_scores_of_prompts_and_tokens_are_those_of_the_cpu",
     ),
     Mutation(
