@@ -90,14 +90,17 @@ class PromptsConfig(ServiceConfig):
         description="Tokens of an answer, written alike. Absent: 128; with sharegpt, as long as the file's.",
     )
     prefix_len: int = Field(
-        0, ge=0, le=1 << 20, description="Tokens that stand before a random prompt, shared by many."
+        0, ge=0, le=1 << 20, description="Tokens of a shared prefix before each random prompt."
     )
-    num_prefixes: int = Field(1, ge=1, le=100_000, description="How many such prefixes there are.")
+    num_prefixes: int = Field(1, ge=1, le=100_000, description="Number of such prefixes.")
     max_prompt_len: int = Field(
         1024, ge=1, le=1 << 20, description="sharegpt: conversations with longer prompts are left out."
     )
     max_total_len: int = Field(
-        2048, ge=1, le=1 << 21, description="sharegpt: so are those that are longer with their answers."
+        2048,
+        ge=1,
+        le=1 << 21,
+        description="sharegpt: conversations that are longer with their answers are left out.",
     )
     tokenizer: Path | None = Field(
         None,
@@ -114,15 +117,13 @@ class PromptsConfig(ServiceConfig):
     temperature: float | None = Field(
         None, ge=0, le=2, description="Sampling temperature. Absent: the server's, or the model's."
     )
-    seed: int = Field(0, description="All that is random follows from it.")
+    seed: int = Field(0, description="Seed of all random choices.")
     save: Path | None = Field(
         None,
-        description="File for the numbers as JSON (docs/benchmarking.md). A directory: a file in it that is "
-        "called by the time.",
+        description="File for the numbers as JSON (docs/benchmarking.md). A directory: a file named by "
+        "the time.",
     )
-    metadata: tuple[str, ...] = Field(
-        (), description="What else --save and --json are to say of this run, as KEY=VALUE."
-    )
+    metadata: tuple[str, ...] = Field((), description="Further facts for --save and --json, as KEY=VALUE.")
     format: Literal["table", "json"] = Field(
         "table", description="How to print the result; --json is short for --format json."
     )
@@ -138,7 +139,7 @@ class BenchServeConfig(PromptsConfig):
     model_config = settings(prefix="CATENARY_BENCH_")
 
     base_url: str = Field("http://127.0.0.1:8000", min_length=1, description="Base URL of the server.")
-    endpoint: Literal["completions", "chat"] = Field("completions", description="Which route is asked.")
+    endpoint: Literal["completions", "chat"] = Field("completions", description="API route to call.")
     model: str | None = Field(None, description="Model to ask. Absent: the server's first.")
     api_key: str | None = Field(
         None, description="API key to send; other users of this machine can read a flag."
@@ -146,7 +147,8 @@ class BenchServeConfig(PromptsConfig):
     header: tuple[str, ...] = Field((), description="Headers to send with each request, as NAME=VALUE.")
     extra_body: str | None = Field(
         None,
-        description="JSON object whose fields each body gets; they win over what is there, null takes out.",
+        description="JSON object whose fields are added to each body; they replace fields of the same "
+        "name, and null removes one.",
     )
     request_id_prefix: str | None = Field(
         None,
@@ -157,11 +159,9 @@ class BenchServeConfig(PromptsConfig):
         0.0,
         ge=0,
         le=86_400,
-        description="Seconds that the server may take to be there and to list the model. 0: not waited for.",
+        description="Seconds to wait until the server lists the model. 0: do not wait.",
     )
-    timeout_s: float = Field(
-        600.0, gt=0, le=86_400, description="Seconds that a request may take; then it has failed."
-    )
+    timeout_s: float = Field(600.0, gt=0, le=86_400, description="Seconds after which a request has failed.")
     ca_file: Path | None = Field(None, description="Authorities for HTTPS instead of the system's.")
     insecure: bool = Field(False, description="Accept any HTTPS certificate.")
     request_rate: float | None = Field(
@@ -178,7 +178,7 @@ class BenchServeConfig(PromptsConfig):
         description="Shape of the gamma distribution of the gaps: 1 is Poisson, less comes in bursts.",
     )
     ramp_up: Literal["linear", "exponential"] | None = Field(
-        None, description="The rate goes from --ramp-up-from to --ramp-up-to over the run."
+        None, description="Shape of a rate that goes from --ramp-up-from to --ramp-up-to over the run."
     )
     ramp_up_from: float | None = Field(None, ge=1e-6, le=1e6, description="First rate of the ramp.")
     ramp_up_to: float | None = Field(None, ge=1e-6, le=1e6, description="Last rate of the ramp.")
@@ -192,10 +192,10 @@ class BenchServeConfig(PromptsConfig):
         None,
         gt=0,
         le=604_800,
-        description="None begins after so many seconds, even if there are prompts left.",
+        description="Seconds after which no further conversation begins, even if prompts are left.",
     )
     warmup: int = Field(1, ge=0, le=100_000, description="Conversations before, which are not counted.")
-    turns: int = Field(1, ge=1, le=1000, description="Questions of a conversation.")
+    turns: int = Field(1, ge=1, le=1000, description="Questions in each conversation.")
     think_time_s: float = Field(
         0.0, ge=0, le=86_400, description="Seconds between an answer and the next question."
     )
@@ -205,10 +205,12 @@ class BenchServeConfig(PromptsConfig):
         description="Send ignore_eos and min_tokens, and count an answer of another length as a failure.",
     )
     goodput: tuple[str, ...] = Field(
-        (), description="Limits in milliseconds, as ttft:200,tpot:50 (e2e too): what keeps all is goodput."
+        (),
+        description="Limits in milliseconds, as ttft:200,tpot:50 (e2e too): requests within all of them "
+        "count as goodput.",
     )
     percentiles: tuple[Percent, ...] = Field(
-        (50.0, 90.0, 95.0, 99.0), min_length=1, max_length=32, description="Which percentiles are reported."
+        (50.0, 90.0, 95.0, 99.0), min_length=1, max_length=32, description="Percentiles to report."
     )
     sweep: str | None = Field(
         None,

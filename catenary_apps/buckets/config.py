@@ -84,10 +84,13 @@ class BucketsConfig(ServiceConfig):
     )
 
     max_graphs: int | None = Field(
-        None, ge=2, description="Graphs that learned may have. Absent: as many as exponential has."
+        None, ge=2, description="Most graphs of learned. Absent: as many as exponential has."
     )
     graph_budget_gib: float | None = Field(
-        None, gt=0, le=1_048_576, description="GiB of graphs that learned may have, in place of max_graphs."
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Memory in GiB for the graphs of learned, in place of max_graphs.",
     )
     prefill_graph_mib: float = Field(
         20.0, ge=0.001, le=1_000_000, description="Memory of an average prefill graph in MiB."
@@ -99,16 +102,19 @@ class BucketsConfig(ServiceConfig):
         0.1,
         ge=0,
         le=1_000,
-        description="What learned lets a padding of 100 % cost beyond the time it takes, as a share of the "
-        "phase's time.",
+        description="Cost of 100 % padding in learned's objective beyond the time that it takes, as a "
+        "share of the phase's time.",
     )
     compiled: Path | None = Field(
         None, description="Bucket file of graphs that are compiled already; learned prefers them."
     )
     new_graph_price: float = Field(
-        0.0, ge=0, le=1_000, description="Share of the total time that a graph beyond compiled has to save."
+        0.0,
+        ge=0,
+        le=1_000,
+        description="Share of the total time that a graph which is not in compiled must save.",
     )
-    learn: Path | None = Field(None, description="File to write learned's buckets to.")
+    learn: Path | None = Field(None, description="File to write the learned buckets to.")
 
     step_times: Literal["auto", "estimated", "measured"] = Field(
         "auto",

@@ -75,10 +75,12 @@ class PlanConfig(BucketingOptions):
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Cards that share the weights.")
     dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4"] = Field(
         "auto",
-        description="How weights are kept. auto: as a quantized checkpoint packs them, else bfloat16. "
+        description="Data type of the weights. auto: as in a quantized checkpoint, else bfloat16. "
         "float16 and float32: bfloat16, as on the card.",
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="How KV is kept. auto: bfloat16.")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="Data type of the KV cache. auto: bfloat16."
+    )
 
     weights_gib: float | None = Field(
         None, gt=0, le=1_048_576, description="Weights on one card, measured. Absent: from the config."
@@ -93,13 +95,14 @@ class PlanConfig(BucketingOptions):
         None,
         gt=0,
         le=1_048_576,
-        description="Free memory beside weights and activations, measured: takes the place of these three.",
+        description="Measured memory left after weights and activations; in place of device_memory_gib, "
+        "weights_gib and profile_gib.",
     )
     graph_gib: float | None = Field(
         None,
         ge=0,
         le=1_048_576,
-        description="Memory for graphs, measured, in place of graph_reserved_mem.",
+        description="Measured memory for graphs, in place of graph_reserved_mem.",
     )
     gpu_memory_utilization: float = option_of(
         EngineOptions,
@@ -167,8 +170,8 @@ class PlanConfig(BucketingOptions):
         900.0,
         gt=0,
         le=604_800,
-        description="How long whatever starts the engine waits for it: a start-up probe's failureThreshold "
-        "times its period.",
+        description="Seconds that the supervisor of an engine waits for its start: a start-up probe's "
+        "failureThreshold times its period.",
     )
     format: Literal["table", "json"] = Field(
         "table", description="What to print; --json is short for --format json."

@@ -26,7 +26,7 @@ class ProfileConfig(ServiceConfig):
         60.0,
         gt=0,
         le=3_600,
-        description="Longest time to wait for them; what there is by then is written.",
+        description="Timeout in seconds; the steps recorded by then are written.",
     )
     output: Path = Field(
         Path("trace.json.gz"),
@@ -35,8 +35,8 @@ class ProfileConfig(ServiceConfig):
     )
     device_activities: bool = Field(
         False,
-        description="Also record what the device's own profiler sees. It slows the steps down, and takes "
-        "space.",
+        description="Also record the device's own profiler. It slows the steps down and makes a larger "
+        "trace.",
     )
     format: Literal["table", "json"] = Field(
         "table", description="How to print the summary; --json is short for --format json."

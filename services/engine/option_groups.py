@@ -67,10 +67,10 @@ class TransferOptions(BaseModel):
         "shm",
         min_length=1,
         max_length=256,
-        description="How a prefill engine gives KV away: shm (engines of one host), tcp, tls (tcp under "
-        "tls_cert, tls_key and tls_ca, which both sides show and check), or MODULE:CLASS of a "
+        description="How a prefill engine sends KV: shm (engines of one host), tcp, tls (tcp under "
+        "tls_cert, tls_key and tls_ca, with certificates of both sides), or MODULE:CLASS of a "
         "catenary.transfer.Connector. A decode engine fetches by shm, tcp, tls if it has these files, "
-        "and the one named here.",
+        "and the connector named here.",
     )
     kv_transfer_listen: Annotated[str, GENERATING, HANDING_ON] = Field(
         "127.0.0.1:0",
@@ -79,8 +79,8 @@ class TransferOptions(BaseModel):
     )
     kv_transfer_advertise: Annotated[str | None, GENERATING, HANDING_ON] = Field(
         None,
-        description="HOST:PORT under which other hosts reach that (port 0: the one that it listens on). "
-        "Absent: kv_transfer_listen.",
+        description="HOST:PORT at which other hosts reach kv_transfer_listen (port 0: the one that it "
+        "listens on). Absent: kv_transfer_listen.",
     )
     kv_transfer_directory: Path | None = Field(
         None,
@@ -92,16 +92,16 @@ class TransferOptions(BaseModel):
         10.0,
         gt=0,
         le=600,
-        description="Longest that the KV of one prompt may take to arrive; then the prompt is recomputed.",
+        description="Timeout in seconds of the transfer of one prompt's KV; the prompt is then recomputed.",
     )
     max_kv_transfers: Annotated[int, GENERATING, HANDING_ON] = Field(
-        8, ge=1, le=256, description="Prompts whose KV is given away, or fetched, at once."
+        8, ge=1, le=256, description="Most prompts whose KV is sent, or fetched, at once."
     )
     kv_offer_ttl_s: Annotated[float, GENERATING, HANDING_ON] = Field(
         30.0,
         gt=0,
         le=3_600,
-        description="Time for which a prefill engine keeps the KV of a prompt for others.",
+        description="Seconds for which a prefill engine keeps the KV of a prompt for others.",
     )
     kv_offer_share: Annotated[float, GENERATING, HANDING_ON] = Field(
         0.5,
@@ -129,7 +129,10 @@ class ServicerOptions(BaseModel):
     }
 
     stall_limit_s: Annotated[float, Vllm("VLLM_ENGINE_ITERATION_TIMEOUT_S")] = Field(
-        30.0, gt=0, le=86_400, description="An engine with work and no step for so long reports STALLED."
+        30.0,
+        gt=0,
+        le=86_400,
+        description="Seconds without a step after which an engine that has work reports STALLED.",
     )
     kept_limit_s: float = Field(
         600.0,
@@ -143,69 +146,71 @@ class ServicerOptions(BaseModel):
         1.0,
         gt=0,
         le=3_600,
-        description="Wait before a dead core is started again; doubles with each failure.",
+        description="Seconds before a dead core is started again; doubles with each failure.",
     )
     core_restart_backoff_max_s: float = Field(30.0, gt=0, le=3_600, description="Longest such wait.")
     core_stop_s: float = Field(
-        10.0, gt=0, le=600, description="Time that a core has to end by itself before it is killed."
+        10.0, gt=0, le=600, description="Seconds that a core has to end by itself before it is killed."
     )
     attach_timeout_s: float = Field(
-        10.0, gt=0, le=600, description="Time that a router has to answer when the engine attaches."
+        10.0, gt=0, le=600, description="Seconds that a router has to answer when the engine attaches."
     )
     attach_backoff_s: float = Field(
         0.2,
         gt=0,
         le=3_600,
-        description="Wait before a lost router is dialled again; doubles with each failure.",
+        description="Seconds before a lost router is dialled again; doubles with each failure.",
     )
     attach_backoff_max_s: float = Field(5.0, gt=0, le=3_600, description="Longest such wait.")
     attach_refused_backoff_s: float = Field(
         30.0,
         gt=0,
         le=86_400,
-        description="Wait after a router refused the engine (another schema revision, a wrong secret).",
+        description="Seconds before a router that refused the engine (another schema revision, a wrong "
+        "secret) is dialled again.",
     )
     orphan_timeout_s: float = Field(
         60.0,
         gt=0,
         le=3_600,
-        description="A router silent for so long loses its sequences here, even if its lease is longer.",
+        description="Seconds of a router's silence after which its sequences here are aborted, even if "
+        "its lease is longer.",
     )
     max_stop_token_ids: Annotated[int, GENERATING] = Field(
-        STOP_TOKEN_IDS.engine, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
+        STOP_TOKEN_IDS.engine, ge=0, le=4_096, description="Most stop token ids of a sequence."
     )
     max_logit_bias: Annotated[int, GENERATING] = Field(
-        LOGIT_BIAS.engine, ge=0, le=1_000_000, description="Tokens that a sequence may give a logit bias."
+        LOGIT_BIAS.engine, ge=0, le=1_000_000, description="Most tokens with a logit bias in a sequence."
     )
     max_bad_words: Annotated[int, GENERATING] = Field(
-        BAD_WORDS.engine, ge=0, le=100_000, description="Bad words that a sequence may bring."
+        BAD_WORDS.engine, ge=0, le=100_000, description="Most bad words of a sequence."
     )
     max_bad_word_tokens: Annotated[int, GENERATING] = Field(
         BAD_WORD_TOKENS.engine, ge=1, le=4_096, description="Longest bad word in tokens."
     )
     remembered_handles: int = Field(
-        16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
+        16_384, ge=1, le=10_000_000, description="Ended sequences that are remembered for late aborts."
     )
     publish_kv: Annotated[bool, GENERATING] = Field(
         True,
-        description="Tell the routers which blocks the prefix cache holds, so that requests go where their "
-        "prefix is.",
+        description="Tell routers which blocks the prefix cache holds, so that requests are placed where "
+        "their prefix is cached.",
     )
     kv_publish_interval_s: Annotated[float, GENERATING] = Field(
-        0.2, ge=0, le=60, description="Changes of the prefix cache are told together, so many seconds apart."
+        0.2, ge=0, le=60, description="Seconds between two messages about changes of the prefix cache."
     )
     kv_publish_queue: Annotated[int, GENERATING] = Field(
         65_536,
         ge=1,
         le=10_000_000,
-        description="Changes that may wait for a router that does not read them; with more it is told anew "
-        "what there is.",
+        description="Changes queued for a router that does not read; beyond that it gets the whole state "
+        "again.",
     )
     kv_resync_interval_s: Annotated[float, GENERATING] = Field(
         1.0,
         ge=0,
         le=3_600,
-        description="Seconds between two answers to a router that asks for all names again.",
+        description="Seconds between two answers to a router that asks for the whole state again.",
     )
 
 
@@ -234,7 +239,8 @@ class HpuOptions(BaseModel):
         True, description="HPU, compiled: a full warm-up compiles without running, which takes less time."
     )
     weights_load_device: Literal["device", "cpu"] = Field(
-        "device", description="HPU: cpu loads all weights to host memory first and moves them then."
+        "device",
+        description="HPU: where weights are loaded to. cpu: all to host memory first, then to the device.",
     )
     recipe_cache: Path | None = Field(
         None,
@@ -289,8 +295,8 @@ class GrammarOptions(BaseModel):
 
     grammar_backend: Annotated[Literal["llguidance", "xgrammar"], GENERATING] = Field(
         "llguidance",
-        description="Library that matches tokens against grammars. xgrammar is an extra, and honours fewer "
-        "JSON schemas.",
+        description="Library that checks tokens against grammars. xgrammar is an extra, and supports "
+        "fewer JSON schemas.",
     )
     grammar_threads: Annotated[int, GENERATING] = Field(
         0,
@@ -309,7 +315,7 @@ class GrammarOptions(BaseModel):
         10.0,
         gt=0,
         le=3_600,
-        description="A sequence whose constraint is not compiled after so long is refused.",
+        description="Seconds after which a sequence whose constraint is still not compiled is refused.",
     )
     grammar_number_digits: Annotated[int, GENERATING] = Field(
         40,
@@ -320,7 +326,7 @@ class GrammarOptions(BaseModel):
         "date-time, and of a duration's numbers. An exponent has at most 3.",
     )
     grammar_cache: Annotated[int, GENERATING] = Field(
-        128, ge=0, le=100_000, description="Compiled constraints that are kept for the next that are equal."
+        128, ge=0, le=100_000, description="Compiled constraints that are kept for reuse."
     )
     grammar_cache_kib: Annotated[int, GENERATING] = Field(
         1024,
@@ -356,17 +362,16 @@ class CpuOptions(BaseModel):
         None,
         ge=0,
         le=1024,
-        description="CPU: cores that the threads of the core leave free, unless cpu_bind or device_threads "
-        "say what they take. Absent: none.",
+        description="CPU: cores that the core's threads leave free, unless cpu_bind or device_threads "
+        "are given. Absent: none.",
     )
     cpu_slice_us: Annotated[int, GENERATING, ON_CPU] = Field(
         100,
         ge=0,
         le=100_000,
-        description="CPU: microseconds that the threads of a generating model's forwards ask the system's "
-        "scheduler to run at a time (Linux 6.12; its least are 100), so that one that wakes up takes its "
-        "core back from other services at once, and not after theirs. No share of the cores changes by it. "
-        "0: what the system gives everybody.",
+        description="CPU: time slice in microseconds that the threads of a generating model's forwards "
+        "ask the system's scheduler for (Linux 6.12, at least 100): a short one lets a thread that wakes "
+        "up run before other services. The share of the cores stays the same. 0: the system's slice.",
     )
     malloc: Annotated[Literal["auto", "system", "tcmalloc", "jemalloc"], ON_CPU] = Field(
         "auto",

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from pydantic_core import from_json
 
 from catenary.addresses import parse_address
-from catenary.config import ListenOptions, ServiceConfig, settings
+from catenary.config import Expert, ListenOptions, ServiceConfig, settings
 from catenary.devices import DeviceChoice, choose_device
 from catenary.sequence_limits import BEAM_NUMBERS, BEAM_WIDTH, MAX_BEAM_WIDTH
 from services.engine.bucketing import (
@@ -63,6 +63,7 @@ class BucketingOptions(ServiceConfig):
 
     headings: ClassVar[Mapping[str, str]] = {
         "bucketing_strategy": "Buckets",
+        "bucketing_pad_max_rows": Expert("Buckets: caps of padding, settings of axes"),
     }
 
     bucketing_strategy: Annotated[StrategyName, GENERATING] = Field(
@@ -162,20 +163,21 @@ class EngineOptions(
         "max_num_seqs": "Scheduling",
         "trace_steps": "Traces and profiles",
         "compile": "Graphs and warm-up",
+        "graph_reserved_mem": Expert("Graphs: shares of memory, order of capture"),
     }
 
     listen: tuple[str, ...] = Field(
         ("127.0.0.1:0",),
-        description="Addresses of the engine's status service (port 0: any free one). Sequences do not come "
-        "this way: the engine dials its routers.",
+        description="Addresses of the engine's status service (port 0: any free one). Requests do not "
+        "come this way: the engine connects to its routers.",
     )
     router: tuple[str, ...] = Field(
         ("127.0.0.1:7070",),
         min_length=1,
-        description="Routers to attach to, all of them at once; of a host name, all "
-        "addresses that it stands for, looked up for life.",
+        description="Addresses of routers to attach to, all of them at once; a host name stands for all "
+        "addresses that it resolves to, now and later.",
     )
-    engine_name: str = Field("", max_length=128, description="Name for people. Empty: the host's name.")
+    engine_name: str = Field("", max_length=128, description="Name shown to people. Empty: the host's name.")
 
     model: str = Field(
         "smollm2",
@@ -184,18 +186,17 @@ class EngineOptions(
     )
     task: Literal["auto", "generate", "embed", "score", "classify"] = Field(
         "auto",
-        description="What the model is served for: generated text, vectors of documents, scores of pairs, or "
-        "classes of texts. "
-        "auto: what its files say. A chat model that is told to embed gives its last token's state; told to "
-        "score, the probability that it answers yes and not no. Options of KV, buckets, graphs and sampling "
-        "concern generating engines alone: the log of others names those that they were given.",
+        description="Task of the model: generate text, embed documents, score pairs, or classify texts. "
+        "auto: read from the model's files. A chat model that is set to embed gives its last token's "
+        "state; set to score, the probability that it answers yes and not no. Options of KV, buckets, "
+        "graphs and sampling concern generating engines alone: other engines log those that they ignore.",
     )
     embedding_dimensions: Annotated[str | None, EMBEDDING] = Field(
         None,
         pattern=r"^(any|[0-9]{1,6}( *, *[0-9]{1,6}){0,63})$",
         examples=["any", "64,128,256"],
-        description="Smaller widths that requests may ask for, with commas, or any. Absent: what config.json "
-        "says of them (matryoshka_dimensions, is_matryoshka).",
+        description="Smaller widths that requests may ask for, separated by commas, or any. Absent: as "
+        "in config.json (matryoshka_dimensions, is_matryoshka).",
     )
     served_model_name: str | None = Field(
         None,
@@ -205,27 +206,31 @@ class EngineOptions(
     )
     cache_dir: Path | None = Field(
         None,
-        description="Converted models, compiled code and measurements are kept here. Absent: CATENARY_CACHE, "
-        "or ~/.cache/catenary.",
+        description="Directory for converted models, compiled code and measurements. Absent: "
+        "CATENARY_CACHE, or ~/.cache/catenary.",
     )
     convert_timeout_s: float = Field(
-        7200, gt=0, le=86_400, description="Seconds that converting a GGUF file, once, may take."
+        7200,
+        gt=0,
+        le=86_400,
+        description="Timeout in seconds of the conversion of a GGUF file, which is done once.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence, prompt and completion, in tokens. Absent: the model's own."
     )
     allow_long_max_model_len: Annotated[bool, GENERATING, Vllm("VLLM_ALLOW_LONG_MAX_MODEL_LEN")] = Field(
         False,
-        description="Take a max_model_len beyond the context that the model was trained for, where its "
-        "positions can be computed. What it writes there may make no sense.",
+        description="Allow a max_model_len beyond the context that the model was trained for, if its "
+        "positions can be computed. Text beyond that context may make no sense.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Computation type. auto: what the model and the device are best at."
+        "auto", description="Data type of the computation. auto: the best one for the model and the device."
     )
     model_backend: Literal["auto", "decoder", "transformers"] = Field(
         "auto",
-        description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
-        "where it knows everything that the model's config asks for. Encoders are transformers' own.",
+        description="Implementation of the model: our decoder, or transformers' own module. auto: the "
+        "decoder if it supports all that the model's config asks for. Encoders are always transformers' "
+        "own.",
     )
     device: DeviceChoice = Field(
         "auto",
@@ -237,8 +242,8 @@ class EngineOptions(
         0.9,
         gt=0,
         le=1,
-        description="Share of the memory that is free beside the weights and the largest forward, for graphs "
-        "and KV together. On a CPU KV gets never more than 2 GiB of it.",
+        description="Share of the memory left after the weights and the largest forward to use for "
+        "graphs and KV together. On a CPU, KV never gets more than 2 GiB of it.",
     )
     kv_cache_gib: Annotated[float | None, GENERATING] = Field(
         None,
@@ -250,7 +255,8 @@ class EngineOptions(
         None, ge=1, le=1024, description="Tokens of one KV block. Absent: 128 on an HPU, 32 elsewhere."
     )
     enable_prefix_caching: Annotated[bool, GENERATING] = Field(
-        True, description="Keep the KV of full blocks for other prompts that begin alike, as memory allows."
+        True,
+        description="Keep the KV of full blocks for prompts with the same beginning, while there is memory.",
     )
     contiguous_kv: Annotated[bool, GENERATING] = Field(
         False,
@@ -267,14 +273,14 @@ class EngineOptions(
         BEAM_WIDTH.engine,
         ge=0,
         le=MAX_BEAM_WIDTH,
-        description="Beams of one beam search at the most. 0: none is taken, as with contiguous_kv.",
+        description="Most beams of one beam search. 0: beam search is refused, as with contiguous_kv.",
     )
     max_beam_numbers: Annotated[int, GENERATING] = Field(
         BEAM_NUMBERS.engine,
         ge=1,
         le=1 << 22,
-        description="Tokens, log probabilities and alternatives that the hypotheses of one beam search can "
-        "come to at the most.",
+        description="Most tokens, log probabilities and alternatives of all hypotheses of one beam "
+        "search together.",
     )
     max_waiting: int = Field(
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
@@ -287,8 +293,9 @@ class EngineOptions(
         ge=1,
         le=1_048_576,
         description="Tokens of a step in which nothing decodes: a prompt that comes alone is computed in "
-        "fewer pieces, and who comes meanwhile waits longer. Absent: twice max_num_batched_tokens where "
-        "native kernels compute (without a bucket file), max_num_batched_tokens elsewhere.",
+        "fewer chunks, and requests that come meanwhile wait longer. Absent: twice "
+        "max_num_batched_tokens where native kernels compute (without a bucket file), "
+        "max_num_batched_tokens elsewhere.",
     )
     max_prefill_batch: Annotated[int | None, GENERATING] = Field(
         None,
@@ -301,7 +308,7 @@ class EngineOptions(
         256,
         ge=1,
         le=1_000_000,
-        description="Steps of waiting that weigh as much as one level of priority: no sequence starves.",
+        description="Steps of waiting that raise a sequence by one level of priority, so that none starves.",
     )
     record_lengths: Annotated[Path | None, GENERATING] = Field(
         None,
@@ -316,8 +323,8 @@ class EngineOptions(
     )
     trace_steps: Path | None = Field(
         None,
-        description="Write what every step does when to this file, as Chrome trace events "
-        "(chrome://tracing, Perfetto). It grows as long as the engine runs.",
+        description="File to trace all steps into, as Chrome trace events (chrome://tracing, Perfetto). "
+        "It grows as long as the engine runs.",
     )
     profile_steps: str | None = Field(
         None,
@@ -330,8 +337,8 @@ class EngineOptions(
         200_000,
         ge=100,
         le=10_000_000,
-        description="Events that a profile (catenary profile) keeps; it says how many more there were. One "
-        "takes about 1 KiB of memory until the profile ends.",
+        description="Most events of a profile (catenary profile), which counts the events beyond. An "
+        "event takes about 1 KiB of memory until the profile ends.",
     )
 
     compile: Annotated[bool, GENERATING] = Field(
@@ -360,10 +367,10 @@ class EngineOptions(
     )
     graph_prompt_strategy: Annotated[
         Literal["min_tokens", "max_bs", "largest_first"], GENERATING, CAPTURING
-    ] = Field("min_tokens", description="Which prefill buckets are captured first.")
+    ] = Field("min_tokens", description="Order in which prefill buckets are captured.")
     graph_decode_strategy: Annotated[
         Literal["min_tokens", "max_bs", "largest_first"], GENERATING, CAPTURING
-    ] = Field("max_bs", description="Which decode buckets are captured first.")
+    ] = Field("max_bs", description="Order in which decode buckets are captured.")
     max_capture_tokens: Annotated[int | None, GENERATING, RECORDING, Vllm("VLLM_MAX_SEQ_LEN_TO_CAPTURE")] = (
         Field(
             None,
