@@ -28,7 +28,7 @@ TokenScore = tuple[float, tuple[tuple[int, float], ...]]
 class PromptScores:
     """Scores of a sequence's prompt tokens from index `start` on, which is at least 1.
 
-    Nothing comes before a prompt's first token, so that has none. After a preemption the prompt is computed
+    A prompt's first token has none. After a preemption the prompt is computed
     and scored again.
     """
 
@@ -43,12 +43,12 @@ class PromptScores:
 
 
 def slice_rows(row_counts: tuple[int, ...]) -> int:
-    """Rows of logits that prompt tokens are scored with: one of the head's static counts."""
+    """Return the rows of logits that prompt tokens are scored with: one of the head's static counts."""
     return max(count for count in row_counts if count <= _MOST_ROWS)
 
 
 def scored_tokens(chunk: PrefillChunk) -> int:
-    """How many prompt tokens the chunk's hidden states predict, of a sequence that asks for their scores."""
+    """Return the number of prompt tokens that the chunk's hidden states score."""
     sequence = chunk.sequence
     if sequence.params.sampling.prompt_logprobs < 0:
         return 0
@@ -56,7 +56,7 @@ def scored_tokens(chunk: PrefillChunk) -> int:
 
 
 def scored_places(chunks: Sequence[PrefillChunk], query: int) -> tuple[Ints, Ints] | None:
-    """What these chunks of a prefill with `query` tokens a row predict, None if nothing that anyone asks for.
+    """Return the places of scores in a prefill with `query` tokens a row, None if none are asked for.
 
     int64 [N] each: flat indexes of hidden states, and the prompt tokens that come after them.
     """
@@ -75,7 +75,7 @@ def scored_places(chunks: Sequence[PrefillChunk], query: int) -> tuple[Ints, Int
 
 
 def read_scores(host: torch.Tensor, chunks: Sequence[PrefillChunk]) -> tuple[PromptScores, ...]:
-    """What `scored_places` found, from the rows of the packed result [total or more, 1 + 2 * n]."""
+    """Read the scores at `scored_places` from the rows of the packed result [total or more, 1 + 2 * n]."""
     results: list[PromptScores] = []
     done = 0
     for chunk in chunks:
@@ -90,11 +90,11 @@ def read_scores(host: torch.Tensor, chunks: Sequence[PrefillChunk]) -> tuple[Pro
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a step tells, on the host; None: it has no such part.
+    """Results of a step on the host; None: it has no such part.
 
     harmless [rows]: whether each row of the prefill went well. prompts: packed scores of prompt tokens.
     samples: packed samples. Rows of padding may follow in each. best: in place of samples, the best tokens,
-    int64 [rows], and their logits, where nothing else was wanted.
+    int64 [rows], and their logits, where nothing else was asked for.
     """
 
     harmless: torch.Tensor | None
@@ -107,7 +107,7 @@ class StepCopy(Protocol):
     """A copy that was begun."""
 
     def wait(self) -> StepParts:
-        """Its parts, once they are there."""
+        """Wait for its parts."""
 
 
 class StepTail(Protocol):
@@ -115,22 +115,22 @@ class StepTail(Protocol):
 
     @property
     def decoding(self) -> Forward | None:
-        """What runs as the step's decode, prepared for what is in its one tensor. None: `Phases.decode`."""
+        """The step's decode, prepared for its one tensor. None: `Phases.decode`."""
 
     def after_prefill(self, result: Any) -> None:
-        """Takes what the prefill's forward returned."""
+        """Take the result of the prefill's forward."""
 
     def restrict(self, masks: TokenMasks, buffer: MaskBuffer) -> None:
-        """Takes what may follow in constrained rows, on the host, before `sample`. Only if `masked`.
+        """Take the masks of constrained rows, on the host, before `sample`. Only if `masked`.
 
         The masks are sent from the step's buffer.
         """
 
     def sample(self) -> None:
-        """Samples, and keeps the tokens for the next step."""
+        """Sample, and keep the tokens for the next step."""
 
     def copy(self) -> StepCopy:
-        """Begins the copy to the host."""
+        """Begin the copy to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +168,17 @@ class Tails(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Device memory that it holds for good."""
+        """Device memory that it holds for good, in bytes."""
 
     def prepare(self, request: TailRequest) -> StepTail:
-        """Lays out a step's inputs, on the host."""
+        """Lay out a step's inputs, on the host."""
 
     def dummy(self, phase: Phase, count: int) -> StepTail:
         """A tail whose `sample` runs one of the static shapes on padding alone."""
 
 
 class NoTail:
-    """Of a forward on padding, from which nobody wants to know anything. Implements `StepTail`."""
+    """The tail of a forward on padding, which has no results. Implements `StepTail`."""
 
     decoding = None
 

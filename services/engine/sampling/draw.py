@@ -1,11 +1,11 @@
-"""Drawing tokens by inverse cumulative distribution. Every row's result is a function of that row alone.
+"""Draws of tokens by inverse cumulative distribution. Every row's result is a function of that row alone.
 
-By index is what a CPU does fastest. By comparison takes operations alone that every accelerator computes
-natively and for which nothing but the inputs' shape matters: compare, select, add up. (Of what the first way
-uses, HPUs have no searchsorted and no view of a float's bits.)
+`IndexedSearch` is the fastest on a CPU. `ComparingSearch` uses operations alone that every accelerator
+computes natively and whose cost follows from the inputs' shape: compare, select, add up. (HPUs have no
+searchsorted and no view of a float's bits.)
 
-They cost a fraction of the plain ones. Every row's result is a function of that row alone, for chunks are of
-one size whatever the batch: a plain `sum` splits a lone long row over threads and rounds differently.
+Maxima and sums go by chunks, which costs a fraction of the plain operations. Chunks are of one size whatever
+the batch: a plain `sum` splits a lone long row over threads and rounds differently.
 
 The filters leave the tokens whose score reaches a threshold, so that equal tokens are treated alike: top-k
 keeps all that are as good as the k-th (as transformers does), top-p all that are as good as the last one of
@@ -68,22 +68,22 @@ class Search(Protocol):
     """Rows are [D, ...]; every row's result is a function of that row alone."""
 
     def first_above(self, cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The first index of each row [D, W] whose running sum exceeds the target [D], int64 [D, 1].
+        """Return the first index of each row [D, W] whose sum so far exceeds the target [D], int64 [D, 1].
 
         The target may be rounded up to the sum or, where it comes from other sums, beyond: the last weight
         that counts is meant then.
         """
 
     def magnitudes(self, scores: torch.Tensor) -> torch.Tensor:
-        """What `threshold` knows scores float32 [D, V] of at most 0 by: it rises as they fall."""
+        """Return magnitudes of scores float32 [D, V] of at most 0: they rise as scores fall."""
 
     def threshold(
         self, magnitudes: torch.Tensor, weights: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """The smallest magnitude [D] up to which the integer weights [D, V] add up to target [D]."""
+        """Return the smallest magnitude [D] up to which the integer weights [D, V] add up to target [D]."""
 
     def first(self, marked: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Of the marked entries, bool [D, V], the first `count`, int64 [D, 1]."""
+        """Return the first `count`, int64 [D, 1], of the marked entries, bool [D, V]."""
 
 
 class IndexedSearch:
@@ -165,7 +165,7 @@ _SMALL_CHUNK: Final = 16
 
 
 def first_argmax(values: torch.Tensor) -> torch.Tensor:
-    """The first index of the largest value of each row [R, V], int64 [R]; NaN counts as the largest."""
+    """Return the first index of each row's largest value [R, V], int64 [R]; NaN counts as the largest."""
     if values.shape[1] < 2 * _CHUNK:
         return values.argmax(-1)
     whole, rest = _split(values, _CHUNK)
@@ -176,7 +176,7 @@ def first_argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest values of each row [R, V] from the best down, and their ids, int64.
+    """Return the `count` largest values of each row [R, V] from the best down, and their ids, int64.
 
     Which of several equal ones at the border are among them is undefined, but the same for equal rows.
     """
@@ -197,7 +197,7 @@ def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def pick(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The ids, int64 [D, W] below 2**31, at places int64 [D, N] of their rows.
+    """Return the ids, int64 [D, W] below 2**31, at places int64 [D, N] of their rows.
 
     By way of int32: an HPU has no kernel that gathers int64, and would do it on the host.
     """
@@ -205,12 +205,12 @@ def pick(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def total(weights: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    """The sum of each row [D, W], [D] of dtype `wide`."""
+    """Return the sum of each row [D, W], [D] of dtype `wide`."""
     return _sums(weights).cumsum(-1, dtype=wide)[:, -1]
 
 
 def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype, search: Search) -> torch.Tensor:
-    """The index, int64 [D], at which the cumulative weight of a row [D, W] exceeds uniform [D] times its sum.
+    """Return the index, int64 [D], where the sum so far of a row [D, W] exceeds uniform [D] times the whole.
 
     An index without weight is never returned if the row has any.
     """
@@ -228,7 +228,7 @@ def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype, sear
 
 
 def _split(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of whole chunks, [R, n, size], and of the rest, which has 1 to `size` values."""
+    """Return views of whole chunks, [R, n, size], and of the rest, which has 1 to `size` values."""
     count = (values.shape[1] - 1) // size
     return values[:, : count * size].view(-1, count, size), values[:, count * size :]
 
@@ -242,7 +242,7 @@ def _sums(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _members(chunk: torch.Tensor, width: int) -> torch.Tensor:
-    """Ids of the members of chunks [R, 1], int64 [R, _CHUNK]; those past the end are the last."""
+    """Return the ids of the members of chunks [R, 1], int64 [R, _CHUNK]; those past the end are the last."""
     places = chunk * _CHUNK + torch.arange(_CHUNK, device=chunk.device)
     return places.clamp_max(width - 1)
 
@@ -260,7 +260,7 @@ def draw_wide(
     *,
     kth: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draws int64 [D] from scaled float32 [D, V], whose best score is 0, by `filters`.
+    """Draw int64 [D] from scaled float32 [D, V], whose best score is 0, by `filters`.
 
     kth float32 [D]: the score of the top_k-th best, where it is known; anything where top-k is off.
     """
@@ -284,7 +284,7 @@ def draw_wide(
 def _best_k_of_all(
     magnitudes: torch.Tensor, filters: Filters, search: Search, border: torch.Tensor | None
 ) -> torch.Tensor:
-    """Bool [D, V]: the tokens that top-k keeps, up to the magnitude `border` [D] if that is known."""
+    """Return bool [D, V], the tokens that top-k keeps, up to the magnitude `border` [D] if that is known."""
     if border is None:
         ones = torch.ones_like(magnitudes, dtype=torch.int32)
         border = search.threshold(magnitudes, ones, filters.top_k.to(torch.int32))
@@ -304,7 +304,7 @@ CANDIDATES: Final = 256
 
 
 def candidates(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best CANDIDATES tokens of scaled [D, V], from the best down: scores and ids [D, W]."""
+    """Return the best CANDIDATES tokens of scaled [D, V], from the best down: scores and ids [D, W]."""
     return largest(scaled, min(CANDIDATES, scaled.shape[1]))
 
 
@@ -316,7 +316,7 @@ def draw_candidates(
     wide: torch.dtype,
     search: Search,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws among the `candidates` of scaled [D, V], which is overwritten.
+    """Draw among the `candidates` of scaled [D, V], which is overwritten.
 
     Returns int64 [D] tokens, and bool [D]: no other token is left by the row's filters.
     """
@@ -347,7 +347,7 @@ def draw_candidates(
 
 
 def _best_k(scores: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which sorted candidates [D, W] top-k keeps, and for which rows [D] it surely drops all the others."""
+    """Return the sorted candidates [D, W] that top-k keeps, and the rows [D] that keep no others."""
     width = scores.shape[1]
     off = filters.top_k == 0
     kth = scores.gather(1, (filters.top_k - 1).clamp(0, width - 1).unsqueeze(1))

@@ -32,12 +32,12 @@ class TokenCounts:
         self._generated: Floats = np.zeros(_FIRST_CAPACITY, dtype=np.float32)
 
     def generated(self, token: int) -> float:
-        """How often a token is in the output that `update` has counted, -1 if not in the prompt either."""
+        """Return how often `update` counted a token in the output, -1 if it is not in the prompt either."""
         index = self._index.get(token)
         return -1.0 if index is None else float(self._generated[index])
 
     def update(self) -> tuple[Int64s, Floats]:
-        """Counts what was appended since the last call.
+        """Count the tokens appended since the last call.
 
         Returns the ids of prompt and output, each once, and how often each is in the output.
         """
@@ -99,10 +99,10 @@ class SequenceState:
         self.simple = self.greedy and not self.edited and options.top_logprobs < 0
 
     def completions(self, *, pending: bool) -> list[tuple[int, int]]:
-        """Tokens that would complete a bad word of several tokens now, each with the condition for it.
+        """Return the tokens that complete a bad word of several tokens now, each with its condition.
 
-        The condition is the pending token that has to come before; -1 is none. Without a pending token all
-        that counts is known here.
+        The condition is the pending token that has to come before; -1 is none. Without a pending token there
+        are no conditions.
         """
         found: list[tuple[int, int]] = []
         for word in self.phrases:
@@ -120,7 +120,7 @@ class SequenceStates:
         self._states: list[SequenceState | None] = [None] * rows
 
     def get(self, row: int, options: SamplingOptions, token_ids: Ids[int], prompt_len: int) -> SequenceState:
-        """The state of the sequence that has this row now; made anew if another one had it before."""
+        """Return the state of the sequence that has this row now, a new one if another had it before."""
         state = self._states[row]
         if state is None or state.token_ids is not token_ids:
             state = self._states[row] = SequenceState(options, token_ids, prompt_len)
@@ -132,7 +132,7 @@ PACKED_HEAD = 3
 
 
 class RowStatus(IntEnum):
-    """How a row came out; the numbers travel in the packed result."""
+    """Outcome of a row; the numbers travel in the packed result."""
 
     NOT_FINITE = 0
     SAMPLED = 1
@@ -141,7 +141,7 @@ class RowStatus(IntEnum):
 
 # One of each exists for each row and step: a Struct is built several times as fast as a dataclass.
 class RowParams(Struct, gc=False):
-    """How one row is sampled in one step.
+    """One row of one step.
 
     `position` is the new token's index in its sequence. `masked_ids` cannot be sampled. `pending_row`: the
     sequence's newest token is not in `state.token_ids` yet; it is last_tokens[pending_row] on the device.
@@ -172,7 +172,7 @@ class SampledToken(Struct, frozen=True, gc=False):
 
 
 def unpack(host: torch.Tensor, rows: list[RowParams]) -> list[SampledToken]:
-    """Reads the packed result of a step, [R, 3 + 2 * n] with R at least the number of rows, on the host."""
+    """Read the packed result of a step, [R, 3 + 2 * n] with R at least the number of rows, on the host."""
     width = (host.shape[1] - PACKED_HEAD) // 2
     asked = [row.state.options.top_logprobs for row in rows]
     asking = [index for index, count in enumerate(asked) if count >= 0]
@@ -192,7 +192,7 @@ def unpack(host: torch.Tensor, rows: list[RowParams]) -> list[SampledToken]:
 
 
 def read_best(tokens: torch.Tensor, logits: torch.Tensor) -> list[SampledToken]:
-    """The results of rows that took the best of their logits, on the host: tokens int64 [R], logits [R]."""
+    """Return the results of rows that took their best tokens int64 [R], of these logits [R], on the host."""
     return [
         SampledToken(token) if -math.inf < logit < math.inf else SampledToken(None, status=_status(logit))
         for token, logit in zip(tokens.tolist(), logits.tolist(), strict=True)
@@ -200,12 +200,12 @@ def read_best(tokens: torch.Tensor, logits: torch.Tensor) -> list[SampledToken]:
 
 
 def _status(best: float) -> RowStatus:
-    """Why a row has no token whose best logit is not finite."""
+    """Return the status of a row whose best logit is not finite."""
     return RowStatus.NOTHING_LEFT if best == -math.inf else RowStatus.NOT_FINITE
 
 
 def best(values: list[float], width: int, count: int) -> tuple[tuple[int, float], ...]:
-    """The first `count` of `width` packed alternatives: ids, then as many log probabilities."""
+    """Return the first `count` of `width` packed alternatives: ids, then as many log probabilities."""
     count = min(count, width)
     return tuple(zip(map(int, values[:count]), values[width : width + count], strict=True))
 

@@ -39,7 +39,7 @@ class StaticSizes:
 
 @dataclass(frozen=True, slots=True)
 class StaticBuffers:
-    """Tensors that live as long as the engine. The last of S = rows + 1 rows takes what belongs to nobody.
+    """Tensors that live as long as the engine. The last of S = rows + 1 rows takes padding.
 
     raw, scores float32 [S, V]: logits before and after edits. tokens int64 [S]: drawn, then sampled ones.
     head [S, 2]: token and status; columns [S, 1 + 2 * n]: log probabilities; harmless [prefill rows]: whether
@@ -60,7 +60,7 @@ class StaticBuffers:
 
     @property
     def bytes(self) -> int:
-        """What they take of the device's memory."""
+        """Device memory that they take."""
         total = 0
         for one in fields(self):
             value = getattr(self, one.name)
@@ -68,7 +68,7 @@ class StaticBuffers:
         return total
 
     def unpack(self, host: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of one of `results` on the host: `harmless`, and packed samples [S, 3 + 2 * n]."""
+        """Split one of `results` on the host into `harmless` and packed samples [S, 3 + 2 * n]."""
         harmless = self.harmless.shape[0]
         return host[:harmless], host[harmless:].view(self.raw.shape[0], -1)
 
@@ -76,7 +76,7 @@ class StaticBuffers:
 def allocate(
     device: Device, sizes: StaticSizes, vocab_size: int, hidden_size: int, dtype: torch.dtype
 ) -> StaticBuffers:
-    """Zeroed buffers for a model whose hidden states are of `dtype`."""
+    """Allocate zeroed buffers for a model whose hidden states are of `dtype`."""
     rows, wide = sizes.rows + 1, device.capabilities.wide_dtype
     width = PACKED_HEAD + 2 * min(MAX_TOP_LOGPROBS, vocab_size)
     slices = -(-sizes.prefill_tokens // sizes.slice_rows)
