@@ -26,7 +26,7 @@ RELEASES: dict[Version, Release] = {
 }
 
 PYTHONS: tuple[Version, ...] = ((3, 11), (3, 12))
-"""What runs the engines of this version, as pyproject.toml says too."""
+"""Pythons that run the engines of this version, as in pyproject.toml."""
 
 PLUGIN = "habana-torch-plugin"
 """The package whose version is the software's."""

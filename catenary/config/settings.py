@@ -19,7 +19,7 @@ _LISTS = (list, tuple, set, frozenset)
 # The refusal of an empty key: it would open the server to everyone.
 EMPTY_KEY = "has an empty entry; leave the option out (unset the variable) to have none"
 EMPTY_FILE = "names no file; leave the option out (unset the variable) to have none"
-# Files that say who may come in: keys, secrets, and the CA of client certificates.
+# Files that decide about access: keys, secrets, and the CA of client certificates.
 _GUARDS = ("api_key_file", "secret_file", "ssl_ca_certs")
 
 

@@ -174,7 +174,7 @@ class _Closing:
         self._root = root
         self._most = self._left = most
         schemas = list(_all(root))
-        # Those that hold beside others, whose objects are not theirs alone.
+        # Schemas that are combined with others: their objects are shared.
         self._joined: set[int] = set()
         waiting = [member for schema in schemas if _joins(schema) for member in self._members(schema)]
         while waiting:

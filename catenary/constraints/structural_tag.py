@@ -105,7 +105,7 @@ def _value(
 
 
 TAG_GAP = r"[ \n]{1,2}"
-"""What may stand between two tags beside which there is no text; they may also follow each other at once."""
+"""Separators of two tags without other text between them; tags may also follow each other at once."""
 _LIKE_JSON = ("{", '["', "[{", "[[")
 
 

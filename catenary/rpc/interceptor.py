@@ -127,7 +127,7 @@ class _Requests:
 
     async def __anext__(self) -> Any:
         if self._reading is None:
-            # Not before somebody reads: gRPC makes a coroutine here, which a refused call would never await.
+            # Not before the stream is read: gRPC makes a coroutine, which a refused call would never await.
             self._reading = aiter(self._messages)
         return _readable(await anext(self._reading))
 

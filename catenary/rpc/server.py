@@ -67,7 +67,7 @@ async def _prepare_tcp(address: TcpAddress) -> None:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 probe.bind(sockaddr)
-                # Binding alone succeeds beside another bound socket that does not listen yet.
+                # Binding alone succeeds even if another socket is bound that does not listen yet.
                 probe.listen(1)
             except OSError as error:
                 raise _bind_error(address, error) from None

@@ -32,9 +32,9 @@ class TransferFault(StrEnum):
     LAYOUT = "layout"
     # The offer is malformed, or for another prompt.
     MISMATCH = "mismatch"
-    # Nobody answers at the address.
+    # No process answers at the address.
     UNREACHABLE = "unreachable"
-    # The offer was fetched before, expired or gave way; or the ticket is not its.
+    # The offer was fetched before, expired or was evicted; or the ticket is another one's.
     GONE = "gone"
     # A block does not have the checksum that came with it.
     CHECKSUM = "checksum"

@@ -37,7 +37,7 @@ from catenary.transfer.protocol import (
 
 log = get_logger(__name__)
 
-# A peer says what it wants at once. It is nobody until it has.
+# A peer sends its request at once, with the proof that it has a ticket.
 _HANDSHAKE_S: Final = 2.0
 _BACKLOG: Final = 64
 

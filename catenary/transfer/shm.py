@@ -35,7 +35,7 @@ from catenary.transfer.serving import OfferServer
 
 _SUFFIX: Final = ".kv"
 _TAKEN: Final = b"\x01"
-# Nobody can shrink it under who reads it, which would be a SIGBUS; nor write to it once it is sent.
+# No process can shrink it under a reader, which would be a SIGBUS, nor write to it once it is sent.
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -69,7 +69,7 @@ class ShmConnector(Connector):
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
         )
-        # Only now: another engine's sweep takes one that nobody listens on yet for that of a dead engine.
+        # Only now: another engine's sweep takes a socket without a listener for that of a dead engine.
         self._path = fresh.rename(fresh.with_suffix(_SUFFIX))
         return str(self._path)
 
@@ -129,7 +129,7 @@ def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> 
             socket.send_fds(sock.socket, [b"\0"], [memory])
     finally:
         os.close(memory)
-    # A descriptor is a byte to the socket, which would hold the KV of a whole prompt for who does not read.
+    # A descriptor is a byte to the socket: it would hold all KV of a prompt for a peer that reads nothing.
     if sock.receive(len(_TAKEN)) != _TAKEN:
         raise TransferError(TransferFault.PROTOCOL, "the peer does not say that it has the chunk")
 

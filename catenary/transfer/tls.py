@@ -108,7 +108,7 @@ class TlsConnector(TcpConnector):
                 TimedSocket(made, deadline).arm()
                 wrapped.do_handshake()
         except BaseException as error:
-            # What wraps a connection takes it over: nobody else closes it.
+            # The wrapper takes the connection over: it alone closes it.
             made.close()
             if isinstance(error, ValueError):
                 raise TransferError(TransferFault.UNREACHABLE, "the offer's host is no name") from None

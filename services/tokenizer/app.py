@@ -59,7 +59,7 @@ class TokenizerService:
 
     async def start(self) -> tuple[str, ...]:
         """Start the workers, then listen. Returns the bound addresses; from then on it is SERVING."""
-        # Beside the workers, which load the same.
+        # At the same time as the workers, which load the same files.
         small = asyncio.create_task(with_small_chats(self.pool, self._setup, self._config))
         try:
             ready = await self.pool.start()

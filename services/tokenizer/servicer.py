@@ -22,7 +22,7 @@ from services.tokenizer.requests import RequestReader
 from services.tokenizer.workers import WorkerReady
 
 METHOD = "/catenary.v1.TokenizerService/Render"
-"""What each request on a stream counts as, in metrics and traces."""
+"""The method that each request on a stream counts as, in metrics and traces."""
 
 _log = get_logger(__name__)
 _INTERNAL = common_pb2.Error(

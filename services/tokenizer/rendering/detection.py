@@ -80,7 +80,7 @@ _REWRITTEN = (
 _BROKEN = '{"catenary broken'
 # What is printed where a text was meant: parts, an object, or JSON that is put into quotes once more.
 _PRINTED_PART, _PRINTED_ARGUMENTS = "'type'", ("{'" + KEY, '{\\"' + KEY)
-# Switches of templates, beside none at all.
+# Switches of templates, in addition to none at all.
 _SWITCHES = ({}, *({name: on} for name in ("enable_thinking", "thinking") for on in (True, False)))
 
 Render = Callable[[ChatInputs], str]

@@ -169,7 +169,7 @@ class MessageStyle:
     parts: bool = False
     """Content as a list of parts."""
     no_content: NoContent = NoContent.ABSENT
-    """What stands for the content of a message that has none."""
+    """The stand-in for the content of a message that has none."""
     text_arguments: bool = False
     """Arguments of a call as JSON text, where most templates want an object."""
     takes_any_arguments: bool = False

@@ -76,8 +76,8 @@ def bounded(budget: TemplateBudget) -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-# Of single operations of a template, beside the limits of a whole rendering, which are options of the service
-# (task-timeout-s, worker-memory-mib, max-rendered-chars). No published template comes near them.
+# Limits of single operations of a template. Those of a whole rendering are options of the service
+# (task-timeout-s, worker-memory-mib, max-rendered-chars). No published template comes near these.
 _MAX_REPEATED = 1_000_000
 _MAX_BITS = 100_000
 _MAX_LIST = 100_000
@@ -187,7 +187,7 @@ def _tojson(
 
 
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Words of transformers' own call. A caller who sets one means that, not a variable of the template.
+# Words of transformers' own call. A caller that sets one means that, not a variable of the template.
 _RESERVED = frozenset(
     {
         "chat_template",

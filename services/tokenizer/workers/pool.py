@@ -192,7 +192,7 @@ class WorkerProcess:
             answer: Answer = self._answers.decode(await self._frames.receive())
             return answer
         except (LinkClosed, msgspec.MsgspecError):
-            # Whoever answers what is no answer has lost its way; the pool sees the end of the process.
+            # A worker that sends no valid answer is broken; the pool sees the end of the process.
             await self.kill()
             raise WorkerLost from None
 
