@@ -121,7 +121,7 @@ class GatewayApp:
 
     def __init__(self, config: GatewayConfig) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
-        self._config = config
+        self.config = config
         self._metrics = GatewayMetrics()
         self.upstreams = Upstreams(config, self._metrics)
         self._metrics.registry.register(
@@ -139,7 +139,7 @@ class GatewayApp:
             config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
         self._limiter = limiter_of(config)
-        self._stored = StoredApis(config, self.generation, self.upstreams.serve)
+        self.stored = StoredApis(config, self.generation, self.upstreams.serve)
         self._pooling = PoolingService(
             config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
@@ -147,8 +147,8 @@ class GatewayApp:
         """All routes, the OpenAPI document's among them."""
         app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
-        self._stored.use(self._limited(app), batch_endpoints(self.routers))
-        self._server = HttpServer(
+        self.stored.use(self._limited(app), batch_endpoints(self.routers))
+        self.server = HttpServer(
             guarded(app, self.routers, config, self._metrics.observe_http, self._limited, cross_origin),
             host=config.host,
             port=config.port,
@@ -179,15 +179,15 @@ class GatewayApp:
 
     async def start(self) -> None:
         """Listen and begin to connect. Raises StartRefused: the port is in use, a store cannot be opened."""
-        await self._stored.open()
+        await self.stored.open()
         try:
-            self.address = await self._server.start()
+            self.address = await self.server.start()
         except BaseException:
-            await self._stored.close()
+            await self.stored.close()
             raise
         self._tasks = [
             *self.upstreams.tasks(),
-            *self._stored.tasks(),
+            *self.stored.tasks(),
         ]
         if self._limiter is not None:
             self._tasks.append(asyncio.create_task(self._limiter.run(), name="limits"))
@@ -207,20 +207,20 @@ class GatewayApp:
 
         With `grace_s`, new requests are refused at once, and running ones have that time."""
         self._leaving = True
-        self._server.leave()
+        self.server.leave()
         if grace_s is None and self.upstreams.serve_any:
-            _log.info("leaving", notice_s=self._config.drain_notice_s)
-            await asyncio.sleep(self._config.drain_notice_s)
-        self._server.close_connections()
-        await self._stored.pause()
-        await self.requests.drain(self._config.drain_s if grace_s is None else grace_s)
-        self._stored.cut_off()
-        await self._server.stop()
+            _log.info("leaving", notice_s=self.config.drain_notice_s)
+            await asyncio.sleep(self.config.drain_notice_s)
+        self.server.close_connections()
+        await self.stored.pause()
+        await self.requests.drain(self.config.drain_s if grace_s is None else grace_s)
+        self.stored.cut_off()
+        await self.server.stop()
         for task in self._tasks:
             task.cancel()
         # The defect of one that died is told by `failed`; here everything is to be closed.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._stored.close()
+        await self.stored.close()
         await self.upstreams.close()
         if self._limiter is not None:
             await self._limiter.close()
@@ -243,7 +243,7 @@ class GatewayApp:
             completion_routes(self.generation),
             tokenize_routes(self.generation, prompts),
             sagemaker_routes(self.generation, self._pooling, can_serve=can_serve),
-            *self._stored.routers(),
+            *self.stored.routers(),
             embedding_routes(self._pooling),
             rerank_routes(self._pooling),
             score_routes(self._pooling),
@@ -255,7 +255,7 @@ class GatewayApp:
             home_routes(
                 self.upstreams.models,
                 can_serve=can_serve,
-                keyed=bool(self._config.api_key or self._config.operator_key or self._config.api_key_file),
+                keyed=bool(self.config.api_key or self.config.operator_key or self.config.api_key_file),
             ),
         ]
         return [*routers, openapi_routes(routers)]

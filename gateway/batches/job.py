@@ -251,7 +251,7 @@ class BatchJob:
             elapsed: seconds of a monotonic clock.
         """
         self.batch_id = claim.batch.id
-        self._claim = claim
+        self.claim = claim
         self._batches = batches
         self._files = files
         self._run_line = run_line
@@ -266,22 +266,22 @@ class BatchJob:
         """Bring the batch to its end, from any status. Raise LeaseLost, or ApiError of the store.
 
         After an error, and when it is cancelled, stored results stay, and the batch can be run again."""
-        batch = self._claim.batch
+        batch = self.claim.batch
         self.renewed(batch.status.value)
         if batch.in_progress_at is None or not self._cancelled.is_set():
             checked = await self._check_lines()
             if checked is None:
-                await self._batches.finish(self._claim, BatchStatus.CANCELLED)
+                await self._batches.finish(self.claim, BatchStatus.CANCELLED)
                 return
             total, problems = checked
             if problems:
-                await self._batches.finish(self._claim, BatchStatus.FAILED, problems)
+                await self._batches.finish(self.claim, BatchStatus.FAILED, problems)
                 return
-            await self._batches.started(self._claim, total)
+            await self._batches.started(self.claim, total)
         await self._run_lines()
         await self._explain_unrun()
-        await self._batches.finalizing(self._claim)
-        await self._batches.finish(self._claim, self._end)
+        await self._batches.finalizing(self.claim)
+        await self._batches.finish(self.claim, self._end)
 
     def renewed(self, status: str) -> None:
         """Take the stored status, and end the batch when it was cancelled or has expired."""
@@ -301,20 +301,20 @@ class BatchJob:
         """Call `check_lines`; return None if the batch was cancelled before all lines were read."""
         limits = self._limits
         check = asyncio.create_task(
-            check_lines(self._lines(), self._claim.batch.endpoint, limits.max_lines, limits.max_line_values)
+            check_lines(self._lines(), self.claim.batch.endpoint, limits.max_lines, limits.max_line_values)
         )
         await _all_unless(self._cancelled, [check])
         return None if self._cancelled.is_set() else check.result()
 
     def _lines(self) -> AsyncIterator[tuple[int, bytes | None]]:
-        pieces = self._files.content(self._claim.batch.input_file_id)
+        pieces = self._files.content(self.claim.batch.input_file_id)
         return split_lines(pieces, self._limits.max_line_bytes)
 
     async def _todo(self) -> AsyncIterator[BatchLine]:
-        done = await self._batches.done(self._claim)
+        done = await self._batches.done(self.claim)
         async for number, data in self._lines():
             if data and number not in done:
-                yield read_line(number, data, self._claim.batch.endpoint)
+                yield read_line(number, data, self.claim.batch.endpoint)
 
     async def _run_lines(self) -> None:
         todo, reading = self._todo(), asyncio.Lock()
@@ -327,9 +327,9 @@ class BatchJob:
                 line = await anext(todo, None)
             if line is None:
                 return
-            result = await self._run_line(self._claim, line)
+            result = await self._run_line(self.claim, line)
             outcome = Outcome(line.number, result.failed, result_line(line.custom_id, result, new_id))
-            await self._batches.record(self._claim, [outcome])
+            await self._batches.record(self.claim, [outcome])
 
     async def _explain_unrun(self) -> None:
         if self._end not in _UNRUN:
@@ -339,10 +339,10 @@ class BatchJob:
         async for line in self._todo():
             outcomes.append(Outcome(line.number, True, unrun_line(line.custom_id, code, message, new_id)))
             if len(outcomes) >= _BULK:
-                await self._batches.record(self._claim, outcomes)
+                await self._batches.record(self.claim, outcomes)
                 outcomes = []
         if outcomes:
-            await self._batches.record(self._claim, outcomes)
+            await self._batches.record(self.claim, outcomes)
 
 
 async def _all_unless(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:

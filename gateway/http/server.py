@@ -119,6 +119,11 @@ class HttpServer:
             )
         )
 
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._server.server_state.connections)
+
     async def start(self) -> str:
         """Listen, and return the base URL. Raises StartRefused: port in use, bad host."""
         self._socket = _bind(self._host, self._port)

@@ -126,10 +126,14 @@ class Limiter:
             except StoreAway:
                 self._note(away=True)
 
-    async def close(self) -> None:
-        """Close the store, once nothing is at work."""
+    async def flush(self) -> None:
+        """Wait until the generated tokens that are charged so far are counted."""
         if self._charging is not None:
             await self._charging
+
+    async def close(self) -> None:
+        """Close the store, once nothing is at work."""
+        await self.flush()
         await self._counters.close()
 
     def _of(self, owner: str) -> _Applied:

@@ -21,7 +21,8 @@ class TextParser:
 
     def __init__(self, source: Source, output: Output, scan: Scan[None]) -> None:
         """`scan` reads `source` to its end into `output`."""
-        self._source = source
+        self.source = source
+        """The text, with how far it is read."""
         self._output = output
         self._scan = scan
 
@@ -55,13 +56,13 @@ class TextParser:
     def feed(self, text: str) -> list[Part]:
         """As in `OutputParser`."""
         if text:
-            self._source.feed(text)
+            self.source.feed(text)
             next(self._scan, None)
         return self._output.drain()
 
     def finish(self) -> list[Part]:
         """As in `OutputParser`."""
-        self._source.ended = True
+        self.source.ended = True
         next(self._scan, None)
         self._output.finish()
         return self._output.drain()

@@ -157,21 +157,22 @@ class EventStreams:
         self._store = store
         self._logs = logs
         self._max_streams = max_streams
-        self._open = 0
+        self.open = 0
+        """Streams that are being sent."""
         self._cut = False
 
     @contextmanager
     def place(self) -> Iterator[None]:
         """Count one stream in, which `send` needs. Raise ApiError 429."""
-        if self._open >= self._max_streams:
+        if self.open >= self._max_streams:
             raise overloaded(
                 f"The server is sending its limit of {self._max_streams} streams of background responses."
             )
-        self._open += 1
+        self.open += 1
         try:
             yield
         finally:
-            self._open -= 1
+            self.open -= 1
 
     def cut_off(self) -> None:
         """End all streams with an error soon: the server stops."""

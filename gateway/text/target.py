@@ -281,7 +281,7 @@ class TokenizerTarget:
     def failed(self) -> None:
         """Note a call that failed as if the service were away: prefer others until it answers a check."""
         if self.prompt:
-            self._missed()
+            self.missed()
         self._doubted.set()
 
     async def run(self) -> None:
@@ -304,7 +304,7 @@ class TokenizerTarget:
         self._unanswered = False
         if not await self._ask():
             self._silences = self._silences + 1 if self._unanswered else 0
-            self._missed()
+            self.missed()
         while (left := due - loop.time()) > 0:
             self._doubted.clear()
             try:
@@ -343,7 +343,8 @@ class TokenizerTarget:
             return False
         return serving
 
-    def _missed(self) -> None:
+    def missed(self) -> None:
+        """Note a check without a good answer."""
         was_answering = self.answering
         self._misses = min(self._misses + 1, self._most_misses)
         if was_answering and not self.answering:

@@ -175,7 +175,7 @@ async def test_c27_no_seed_differs_between_gateways(stack: Stack, run_dir: Path)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    config = stack.gateway._config
+    config = stack.gateway.config
     flags = ["--port", str(port), "--router", ",".join(config.router), f"--tokenizer={config.tokenizer[0]}"]
     flags += [f"--client-secret-file={config.client_secret_file}", f"--state-dir={run_dir}/other"]
     other = ServiceProcess("gateway", "gateway", tuple(flags), run_dir)

@@ -17,7 +17,7 @@ from catenary.runtime import StartRefused
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.store import SCHEMA, VERSION
 from gateway.errors import ApiError
-from gateway.state.database import Database
+from gateway.state.database import Database, Disk
 from tests.support.batches import ended, line, results, started
 from tests.support.gateway import Stack, saying, script
 from tests.support.http import call
@@ -139,7 +139,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from gateway.batches.files import FileLimits, FileStore
 from gateway.batches.store import SCHEMA, VERSION
-from gateway.state.database import Database
+from gateway.state.database import Database, Disk
 
 async def main():
     database = Database(Path(sys.argv[1]) / "batches.sqlite3", SCHEMA, VERSION)
@@ -238,7 +238,7 @@ async def test_a_background_response_outlives_a_full_disk(
     path = f"{RESPONSES}/{made.json()['id']}"
     # Nothing can be written, with or without a reserve.
     disk.fill()
-    stack.gateway._stored.databases[0]._disk.give_up()
+    Disk(disk.path).give_up()
     disk.fill()
     await stack.idle()
     # Its lease, which cannot be renewed, has run out when there is room again.

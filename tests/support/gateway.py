@@ -166,14 +166,14 @@ class Stack:
     async def restart_gateway(self) -> None:
         """Stop the gateway and start another with the same options (and another port)."""
         await self.gateway.stop(0)
-        self.gateway = GatewayApp(self.gateway._config)
+        self.gateway = GatewayApp(self.gateway.config)
         await self.gateway.start()
         await eventually(lambda: self.gateway.ready, "a ready gateway", timeout_s=30)
 
     @asynccontextmanager
     async def another_gateway(self) -> AsyncIterator[str]:
         """The base URL of one more gateway with the same options (and another port)."""
-        gateway = GatewayApp(self.gateway._config)
+        gateway = GatewayApp(self.gateway.config)
         await gateway.start()
         try:
             await eventually(lambda: gateway.ready, "a ready gateway", timeout_s=30)

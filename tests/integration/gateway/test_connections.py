@@ -186,8 +186,8 @@ async def test_too_many_connections(start_stack: StartStack) -> None:
         extra.close()
     for connection in held:
         connection.close()
-    server = stack.gateway._server._server.server_state.connections
-    await eventually(lambda: not server, "room for connections")
+    server = stack.gateway.server
+    await eventually(lambda: not server.connections, "room for connections")
     await stack.alive()
 
 
@@ -219,11 +219,11 @@ async def test_an_early_refusal_reaches_http_1_0(stack: Stack) -> None:
 
 async def test_lingering_has_its_limits(start_stack: StartStack) -> None:
     stack = await start_stack(linger_s=0.2, max_discarded_mib=1)
-    server = stack.gateway._server._server.server_state.connections
+    server = stack.gateway.server
     head = request_bytes("POST", "/nope", None, {"Content-Length": str(1 << 30), "Connection": "close"})
     silent = await stack.open_raw(head)
     assert (await asyncio.wait_for(silent.answer(), 5)).status == 404
-    await eventually(lambda: not server, "a connection that is closed after its time")
+    await eventually(lambda: not server.connections, "a connection that is closed after its time")
     endless = await stack.open_raw(head)
     async with asyncio.timeout(10):
         with suppress(ConnectionError):

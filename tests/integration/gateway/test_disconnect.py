@@ -161,16 +161,16 @@ async def test_whole_answers_that_are_never_read_hold_nothing(start_stack: Start
     body = {"model": "tiny", "prompt": [8], "max_tokens": 4000, "logprobs": 5}
     connection = await stack.open_raw(b"")
     stop_reading(connection)
-    server = stack.gateway._server._server.server_state.connections
-    await eventually(lambda: server, "a connection")
+    server = stack.gateway.server
+    await eventually(lambda: server.connections, "a connection")
     # Each answer has some megabytes: after a few, the sockets are full and the next one cannot be sent.
     for _ in range(12):
-        if not server:
+        if not server.connections:
             break
         connection.writer.write(request_bytes("POST", COMPLETIONS, body))
-        await eventually(lambda: engine_load(stack)[0] == 1 or not server, "a running sequence")
+        await eventually(lambda: engine_load(stack)[0] == 1 or not server.connections, "a running sequence")
         await stack.idle()
-    await eventually(lambda: not server, "a dropped connection", timeout_s=5)
+    await eventually(lambda: not server.connections, "a dropped connection", timeout_s=5)
     connection.close()
     await stack.idle()
 

@@ -178,7 +178,7 @@ async def test_before_anything_is_there(run_dir: Path) -> None:
 async def test_a_wrong_secret_keeps_the_gateway_away(stack: Stack, run_dir: Path) -> None:
     wrong = run_dir / "wrong"
     wrong.write_text("something-else\n")
-    config = stack.gateway._config.model_copy(update={"client_secret_file": wrong})
+    config = stack.gateway.config.model_copy(update={"client_secret_file": wrong})
     gateway = GatewayApp(config)
     await gateway.start()
     try:

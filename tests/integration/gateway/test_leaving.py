@@ -48,7 +48,7 @@ class KeptClient:
 
 async def test_a_rolling_restart_of_two_gateways_fails_no_request(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=2), drain_notice_s=0.5, drain_s=20.0)
-    second = GatewayApp(stack.gateway._config)
+    second = GatewayApp(stack.gateway.config)
     await second.start()
     try:
         await eventually(lambda: second.ready, "a second gateway", timeout_s=30)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from catenary.v1 import common_pb2
+from gateway.auth import owner_name
 from tests.support.gateway import COMPLETIONS, MODEL, script
 from tests.support.http import Answer, call
 from tests.support.minutes import stop_the_clock
@@ -118,7 +120,10 @@ async def test_what_is_shed_costs_no_render(start_stack: StartStack, monkeypatch
 
     monkeypatch.setattr(stack.gateway.upstreams.tokenizers, "tokenize", counted)
     (session,) = stack.gateway.upstreams.session.targets.all
-    await eventually(lambda: session.shed._entries, "what is shed")
+    await eventually(
+        lambda: session.shed.refusal(MODEL, common_pb2.PRIORITY_CLASS_DEFAULT, owner_name(b"sk-alice")),
+        "what is shed",
+    )
     refused = await ask(stack, ALICE)
     assert refused.status == 429
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"

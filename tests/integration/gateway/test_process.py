@@ -121,7 +121,7 @@ def gateway_process(log: Path, *flags: str, within: Sequence[str] = ()) -> Itera
 
 @pytest.mark.advisory("CVE-2024-9606")
 async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, run_dir: Path) -> None:
-    port, log, config = free_port(), run_dir / "gateway.log", stack.gateway._config
+    port, log, config = free_port(), run_dir / "gateway.log", stack.gateway.config
     flags = [
         "--port",
         str(port),

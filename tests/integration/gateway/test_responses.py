@@ -165,8 +165,8 @@ async def test_a_client_that_hangs_up_leaves_nothing(start_stack: StartStack) ->
         await eventually(lambda: stack.gateway.upstreams.session.live == 1, "a sequence at work")
         connection.close()
         await stack.idle()
-    assert stack.gateway._stored.store is not None
-    assert await stack.gateway._stored.store.jobs.renew("nobody", ["x"]) == {}
+    assert stack.gateway.stored.store is not None
+    assert await stack.gateway.stored.store.jobs.renew("nobody", ["x"]) == {}
 
 
 async def test_a_restart_ends_background_responses_and_keeps_the_rest(
@@ -306,7 +306,7 @@ async def test_a_store_that_refuses_for_a_while_loses_no_background_response(
     start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = await start_stack(script(saying(HELLO)))
-    store, refused = stack.gateway._stored.store, []
+    store, refused = stack.gateway.stored.store, []
     assert store is not None
     update = store.update
 

@@ -139,7 +139,7 @@ async def test_events_beyond_the_limit_are_dropped_and_the_response_is_not(start
     assert (last["type"], last["code"], last["param"]) == ("error", "events_dropped", "stream")
     assert "0.008 MiB" in last["message"]
     await stack.idle()
-    (made,) = await stack.gateway._stored.databases[0].fetch("SELECT id, bytes FROM responses")
+    (made,) = await stack.gateway.stored.databases[0].fetch("SELECT id, bytes FROM responses")
     answer = await stack.get(f"{RESPONSES}/{made[0]}?stream=true")
     assert (answer.status, answer.json()["error"]["code"]) == (400, "events_dropped")
     whole = (await stack.get(f"{RESPONSES}/{made[0]}")).json()
@@ -171,7 +171,7 @@ async def test_streams_are_bounded_and_take_no_place_of_a_request(start_stack: S
     assert (await stack.get(f"{path}?stream=true")).status == 429
     connection.close()
 
-    await eventually(lambda: stack.gateway._stored.background.streams._open == 0, "a free place")  # type: ignore[union-attr]
+    await eventually(lambda: stack.gateway.stored.background.streams.open == 0, "a free place")  # type: ignore[union-attr]
     other = await stack.open_raw(request_bytes("GET", f"{path}?stream=true"))
     assert (await begun(other, 5))[:5] == first[:5]
     other.close()

@@ -152,9 +152,9 @@ async def test_constraints_reach_the_engine_with_every_sample(start_stack: Start
     assert not seen[-1].HasField("constraint")
 
 
-async def test_a_tokenizer_that_is_away_is_no_fault_of_the_request(stack: Stack) -> None:
+async def test_a_tokenizer_that_is_away_is_no_fault_of_the_request(start_stack: StartStack) -> None:
+    stack = await start_stack(failover_wait_s=0)
     stack.gateway.upstreams.tokenizers.targets.all.clear()
-    stack.gateway.upstreams.tokenizers._wait_s = 0
     answer = await stack.complete([5, 6], max_tokens=1, guided_regex="a")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
 

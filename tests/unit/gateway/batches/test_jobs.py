@@ -58,13 +58,13 @@ class World:
         )
         await self.batches.add(ClaimedBatch(batch, "me", "", f"out-{batch_id}", f"err-{batch_id}"), 100.0)
 
-    async def job(self, runner: str, run_line: RunLine) -> BatchJob:
+    async def job(self, runner: str, run_line: RunLine, files: FileStore | None = None) -> BatchJob:
         claim = await self.batches.claim(runner)
         assert claim is not None
         return BatchJob(
             claim,
             batches=self.batches,
-            files=self.files,
+            files=files or self.files,
             run_line=run_line,
             limits=LIMITS,
             clock=self.clock,
@@ -159,7 +159,7 @@ async def test_a_job_that_ends_anywhere_is_gone_on_with(world: World) -> None:
 async def test_who_lost_a_batch_writes_nothing_more(world: World) -> None:
     await world.begin(2)
     old = await world.job("g", never)
-    claim = old._claim
+    claim = old.claim
     world.now += 11
     await (await world.job("h", answer)).run()
     for late in (
@@ -248,8 +248,7 @@ async def test_a_cancel_does_not_wait_for_the_rest_of_the_file(world: World) -> 
                 read.set()
                 yield b" "
 
-    job = await world.job("g", never)
-    job._files = Endless(world.database, FileLimits(1, 1))
+    job = await world.job("g", never, Endless(world.database, FileLimits(1, 1)))
     work = asyncio.create_task(job.run())
     await read.wait()
     await world.batches.cancel("me", "b")

@@ -166,7 +166,7 @@ async def test_leaving_aborts_what_goes_on() -> None:
     assert session.aborted == [1, 2]
 
 
-def test_hypotheses_come_off_the_wire() -> None:
+async def test_hypotheses_come_off_the_wire() -> None:
     found = common_pb2.Hypothesis(
         token_ids=[5, 2],
         score=-1.0,
@@ -180,7 +180,8 @@ def test_hypotheses_come_off_the_wire() -> None:
     step = common_pb2.StepOutput(handles=[7], token_counts=[0], ends=[end])
     session = PlayedSession()
     running = generation(session)
-    feed = running._inbox.feed(0)
+    await running.submit(None)
+    (feed,) = session.feeds
     ((handle, told),) = deliver(step, {7: feed}.get)
     assert handle == 7
     assert told is not None

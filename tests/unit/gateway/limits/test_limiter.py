@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from fakeredis import TcpFakeServer
 from limits import RateLimitItem
+from redis.asyncio import Connection
+from redis.commands.core import AsyncScript
 
 from gateway.errors import ApiError
 from gateway.limits.limiter import Allowance, KeyLimits, Limiter
-from gateway.limits.shared import PREFIX, SharedCounters
+from gateway.limits.shared import SharedCounters
 from gateway.limits.store import LocalCounters, StoreAway, Window
-from tests.support.minutes import stop_the_clock
+from tests.support.minutes import StoppedClock, stop_the_clock
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +31,12 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_the_clock(monkeypatch)
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
+    return stop_the_clock(monkeypatch)
 
 
 @pytest.fixture(params=["here", "redis"])
-def counters(request: pytest.FixtureRequest, one_minute: None) -> SharedCounters | None:
+def counters(request: pytest.FixtureRequest, clock: StoppedClock) -> SharedCounters | None:
     if request.param == "here":
         return None
     return SharedCounters(request.getfixturevalue("redis_url"), timeout_s=5)
@@ -48,12 +50,6 @@ async def refused(limiter: Limiter, owner: str, request: str = "r") -> ApiError:
 
 def told(allowance: Allowance) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in allowance.headers}
-
-
-async def a_minute_later(limiter: Limiter, owner: str) -> None:
-    shared = isinstance(limiter._counters, SharedCounters)
-    names = (PREFIX, "tokens", owner) if shared else ("tokens", owner)
-    await limiter._counters._windows.clear(limiter._of(owner).windows["tokens"], *names)  # type: ignore[attr-defined]
 
 
 async def test_requests_in_a_minute(counters: SharedCounters | None) -> None:
@@ -80,7 +76,7 @@ async def test_tokens_of_prompts_and_answers(counters: SharedCounters | None) ->
     await allowance.spend(30)
     assert told(allowance)["x-ratelimit-remaining-tokens"] == "70"
     allowance.charge(50)
-    await asyncio.wait_for(limiter._charging, 10)  # type: ignore[arg-type]
+    await asyncio.wait_for(limiter.flush(), 10)
     with pytest.raises(ApiError) as caught:
         await (await limiter.enter("tokens-a", "2")).spend(30)
     assert (caught.value.status, "key-tokens-per-minute" in caught.value.message) == (429, True)
@@ -96,7 +92,9 @@ async def test_tokens_of_prompts_and_answers(counters: SharedCounters | None) ->
     await limiter.close()
 
 
-async def test_a_request_that_is_tried_again_is_begun_once(counters: SharedCounters | None) -> None:
+async def test_a_request_that_is_tried_again_is_begun_once(
+    counters: SharedCounters | None, clock: StoppedClock
+) -> None:
     limiter = Limiter(KeyLimits(requests_per_minute=2, tokens_per_minute=100, concurrent=1), counters)
     await (await limiter.enter("tries", "1")).spend(90)
     await limiter.leave("tries", "1")
@@ -109,27 +107,29 @@ async def test_a_request_that_is_tried_again_is_begun_once(counters: SharedCount
     # It is at work nevertheless.
     with pytest.raises(ApiError, match="at work"):
         await limiter.enter("tries", "3", waits)
-    await a_minute_later(limiter, "tries")
+    clock.later(180)
     await waits.spend(20)
     assert told(waits)["x-ratelimit-remaining-tokens"] == "80"
     await limiter.close()
 
 
-async def test_what_an_answer_has_beyond_its_minute_is_owed(counters: SharedCounters | None) -> None:
+async def test_what_an_answer_has_beyond_its_minute_is_owed(
+    counters: SharedCounters | None, clock: StoppedClock
+) -> None:
     limiter = Limiter(KeyLimits(tokens_per_minute=100), counters)
     long = await limiter.enter("debt", "1")
     await long.spend(10)
     long.charge(250)
-    await asyncio.wait_for(limiter._charging, 10)  # type: ignore[arg-type]
+    await asyncio.wait_for(limiter.flush(), 10)
     assert told(await limiter.enter("debt", "2"))["x-ratelimit-remaining-tokens"] == "0"
-    await a_minute_later(limiter, "debt")
+    clock.later(180)
     with pytest.raises(ApiError) as caught:
         await (await limiter.enter("debt", "3")).spend(1)
     assert caught.value.status == 429
     # 60 are left of the debt.
-    await a_minute_later(limiter, "debt")
+    clock.later(180)
     await (await limiter.enter("debt", "4")).spend(39)
-    await a_minute_later(limiter, "debt")
+    clock.later(180)
     await (await limiter.enter("debt", "5")).spend(100)
     await limiter.close()
 
@@ -218,13 +218,13 @@ async def test_a_place_whose_answer_was_lost_is_given_back(
 ) -> None:
     counters = SharedCounters(redis_url, timeout_s=5)
     limiter = Limiter(KeyLimits(concurrent=1), counters)
-    enter = counters._enter
+    answered = AsyncScript.__call__
 
-    async def lost(**call: Any) -> int:
-        await enter(**call)
+    async def lost(*arguments: Any, **options: Any) -> None:
+        await answered(*arguments, **options)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(counters, "_enter", lost)
+    monkeypatch.setattr(AsyncScript, "__call__", lost)
     with pytest.raises(asyncio.CancelledError):
         await limiter.enter("lost", "1")
     monkeypatch.undo()
@@ -233,23 +233,29 @@ async def test_a_place_whose_answer_was_lost_is_given_back(
     await limiter.close()
 
 
-async def test_all_connections_are_closed(redis_url: str) -> None:
+async def test_all_connections_are_closed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Connection] = []
+    connect = Connection.connect
+
+    async def noted(connection: Connection) -> None:
+        made.append(connection)
+        await connect(connection)
+
+    monkeypatch.setattr(Connection, "connect", noted)
     counters = SharedCounters(redis_url, timeout_s=5)
     limiter = Limiter(KeyLimits(requests_per_minute=5, concurrent=5), counters)
     await limiter.enter("closed", "1")
-    storage: Any = counters._windows.storage
-    pools = [counters._redis.connection_pool, storage.bridge.storage.connection_pool]
+    assert any(connection.is_connected for connection in made)
     await limiter.close()
-    free = [connection for pool in pools for connection in pool._available_connections]
-    assert free
-    assert not any(connection.is_connected for connection in free)
+    assert not any(connection.is_connected for connection in made)
 
 
 async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = KeyLimits(requests_per_minute=3, concurrent=2)
-    first, second = (Limiter(limits, SharedCounters(redis_url, timeout_s=5)) for _ in range(2))
+    counted = [SharedCounters(redis_url, timeout_s=5) for _ in range(2)]
+    first, second = (Limiter(limits, counters) for counters in counted)
     await first.enter("both", "1")
     await second.enter("both", "2")
     assert "key-concurrent" in (await refused(first, "both", "3")).message
@@ -257,10 +263,10 @@ async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
     await first.enter("both", "5")
     await first.leave("both", "5")
     assert "key-requests-per-minute" in (await refused(second, "both", "4")).message
-    await first._counters.enter("both", "1", 2)
+    await counted[0].enter("both", "1", 2)
     monkeypatch.setattr("gateway.limits.shared.LEASE_S", 1.0)
-    for limiter in (first, second):
-        await limiter._counters.renew()
+    for counters in counted:
+        await counters.renew()
     monkeypatch.undo()
     # Nobody renews: both count as dead, and their places are free.
     other = SharedCounters(redis_url, timeout_s=5)
@@ -275,7 +281,7 @@ async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("refuse", [False, True])
-async def test_redis_away_is_no_defect_and_no_hang(refuse: bool, one_minute: None) -> None:
+async def test_redis_away_is_no_defect_and_no_hang(refuse: bool, clock: StoppedClock) -> None:
     counters = SharedCounters("redis://127.0.0.1:1/0", timeout_s=0.2, pause_s=60)
     limits = KeyLimits(requests_per_minute=2, tokens_per_minute=50, concurrent=1, refuse_when_away=refuse)
     limiter = Limiter(limits, counters)

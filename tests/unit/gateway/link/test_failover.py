@@ -6,11 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.failover import least_busy, rendezvous
-from gateway.link.router_session import RouterSession
+from tests.support.session_streams import GreetedStream, Listening, session_on
 from tests.support.waiting import eventually
 
 
@@ -40,32 +38,28 @@ def test_nobodys_requests_go_where_the_fewest_are_and_take_turns() -> None:
     assert [least_busy(even, turn).address for turn in range(4)] == ["a", "b", "c", "a"]
 
 
-class Written(list[tuple[str, int]]):
-    """A stream that takes everything: kind and handle of what was written."""
-
-    async def write(self, message: router_pb2.SessionRequest) -> None:
-        """Take it."""
-        kind = message.WhichOneof("payload") or ""
-        self.append((kind, getattr(message, kind).handle))
-
-
 async def test_what_is_given_up_before_it_was_sent_is_not_sent() -> None:
-    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
-        nobody: Any = None
-        reader: Any = object()
-        session = RouterSession(
-            "unix:/nowhere", channel, instance_id="g", listener=nobody, connect_timeout_s=1, silence_s=1
-        )
-        session.connected = True
-        handles = [session.submit(common_pb2.Submit(), reader) for _ in range(4)]
-        session.abort(handles[2])
-        session.abort(handles[2])
-        assert (session.unsent, session.live) == (3, 3)
-        call: Any = Written()
-        writer = asyncio.create_task(session._write(call))
-        await eventually(lambda: len(call) == 3, "the submits")
-        assert session.unsent == 0
-        session.abort(handles[0])
-        await eventually(lambda: len(call) == 4, "the abort")
-        writer.cancel()
-    assert call == [*(("submit", handles[index]) for index in (0, 1, 3)), ("abort", handles[0])]
+    reader: Any = object()
+    stream = GreetedStream()
+    session = session_on(stream, Listening())
+    session.connected = True
+    handles = [session.submit(common_pb2.Submit(), reader) for _ in range(4)]
+    session.abort(handles[2])
+    session.abort(handles[2])
+    assert (session.unsent, session.live) == (3, 3)
+    running = asyncio.create_task(session.run())
+    await eventually(lambda: len(stream.written) == 4, "the submits")
+    assert session.unsent == 0
+    session.abort(handles[0])
+    await eventually(lambda: len(stream.written) == 5, "the abort")
+    running.cancel()
+    _, *written = [(kind_of(message), handle_of(message)) for message in stream.written]
+    assert written == [*(("submit", handles[index]) for index in (0, 1, 3)), ("abort", handles[0])]
+
+
+def kind_of(message: router_pb2.SessionRequest) -> str:
+    return message.WhichOneof("payload") or ""
+
+
+def handle_of(message: router_pb2.SessionRequest) -> int:
+    return int(getattr(getattr(message, kind_of(message)), "handle", 0))

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from catenary.v1 import router_pb2
-from gateway.link.router_session import RouterSession, Silence
+from gateway.link.router_session import Silence
 from gateway.text.target import TokenizerTarget
+from tests.support.session_streams import GreetedStream, Listening, session_on
 from tests.support.virtual_time import stand_still, virtual_time
 
 LIMIT_S = 0.2
@@ -41,33 +41,21 @@ async def test_a_process_that_stood_still_listens_first() -> None:
     assert loop.time() - woken == pytest.approx(LIMIT_S)
 
 
-class Mute:
-    """A stream on which nothing comes."""
-
-    async def read(self) -> Any:
-        await asyncio.Event().wait()
-
-
 async def listened_s(heartbeat_ms: int) -> float | None:
     """How long a session bears a mute router that promised this; None: as long as the test lasts."""
     loop = asyncio.get_running_loop()
-    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
-        nobody: Any = None
-        session: Any = RouterSession(
-            "unix:/nowhere",
-            channel,
-            instance_id="gateway-1",
-            listener=nobody,
-            connect_timeout_s=1,
-            silence_s=LIMIT_S,
-        )
-        started = loop.time()
-        welcome = router_pb2.SessionWelcome(heartbeat_ms=heartbeat_ms)
-        try:
-            await asyncio.wait_for(session._listen(Mute(), welcome), 5 * LIMIT_S)
-        except TimeoutError:
-            return None
-        return loop.time() - started
+    listener = Listening()
+    session = session_on(GreetedStream(heartbeat_ms), listener, LIMIT_S)
+    running = asyncio.create_task(session.run())
+    await listener.connected.wait()
+    started = loop.time()
+    try:
+        await asyncio.wait_for(listener.lost.wait(), 5 * LIMIT_S)
+    except TimeoutError:
+        return None
+    finally:
+        running.cancel()
+    return loop.time() - started
 
 
 async def test_only_promised_heartbeats_are_missed_and_three_of_them() -> None:
@@ -92,7 +80,7 @@ async def test_a_target_may_leave_some_questions_unanswered(silence_s: float, mi
         target.heard()
         for _ in range(misses):
             assert target.answering
-            target._missed()
+            target.missed()
             assert not target.prompt
         assert not target.answering
         target.heard()

@@ -77,7 +77,7 @@ def test_little_is_left_unread(name: str) -> None:
         parser = ParserChoice(name, "qwen3", ToolSet(SCHEMAS)).parser("")
         for char in OPENERS.get(name, "") + body[:3000]:
             parser.feed(char)
-            assert len(parser._source.text) - parser._source.pos <= 512
+            assert len(parser.source.text) - parser.source.pos <= 512
         parser.finish()
 
 

@@ -85,7 +85,7 @@ async def test_reading_needs_no_write(store: ResponseStore, database: Database, 
     await store.add(record("a"))
     await store.add(record("b", previous="a"))
     # As on a disk that has become read-only, or has no room.
-    await database._connection.execute("PRAGMA query_only = ON")
+    await database.fetch("PRAGMA query_only = ON")
     clock.now += 1
     assert await store.get("me", "a") == record("a")
     assert await store.conversation("me", "b", 1000) == [record("a"), record("b", previous="a")]

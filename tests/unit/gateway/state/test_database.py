@@ -80,7 +80,8 @@ async def test_what_is_deleted_is_given_back_to_the_disk(tmp_path: Path) -> None
     async with database.transaction() as db:
         await db.execute("INSERT INTO t VALUES (zeroblob(10000000))")
     statements: list[str] = []
-    await database._connection.set_trace_callback(statements.append)
+    async with database.transaction() as db:
+        await db.set_trace_callback(statements.append)
     await database.essential(lambda db: db.execute_fetchall("DELETE FROM t"))
     assert (tmp_path / "x").stat().st_size < 100_000
     # 2442 pages, 1024 at a time.
