@@ -137,39 +137,39 @@ class Router:
         self.admission = Admission(
             AdmissionLimits(config.max_live_sequences, config.max_live_tokens, config.retry_after_ms)
         )
-        self._metrics = RouterMetrics(registry or CollectorRegistry())
-        self._health = EngineHealth(self._metrics, on_change=self._fleet_changed)
+        self.metrics = RouterMetrics(registry or CollectorRegistry())
+        self._health = EngineHealth(self.metrics, on_change=self._fleet_changed)
         self.kv_index: KvIndex[Engine] = KvIndex(config.kv_index_blocks)
         self.receipts = ReceiptBook(config.receipts)
-        self._dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             self.admission,
             self._placer(rng or random.Random()),
-            self._metrics,
+            self.metrics,
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
             queue_options=config.queues(),
-            poison=PoisonBook(config.poisoned_requests(), self._metrics.poisoned.inc),
+            poison=PoisonBook(config.poisoned_requests(), self.metrics.poisoned.inc),
             abort_timeout_s=config.abort_timeout_s,
         )
-        self._sessions = Sessions(
+        self.sessions = Sessions(
             self.fleet,
-            self._dispatcher,
+            self.dispatcher,
             max_sessions=config.max_sessions,
             max_unread=config.max_session_unread,
         )
         self._membership = Membership(
             self.fleet,
-            self._dispatcher,
-            self._metrics,
+            self.dispatcher,
+            self.metrics,
             self._health,
             max_engines=config.max_engines,
             on_change=self._fleet_changed,
         )
         self._stalls = StallWatch(
             self.fleet,
-            self._dispatcher,
+            self.dispatcher,
             self._health,
-            self._metrics,
+            self.metrics,
             limit_s=config.stall_s,
             on_change=self._fleet_changed,
         )
@@ -206,8 +206,8 @@ class Router:
         """Admit nothing more, wait up to `drain_s` for what is live, end the rest with a retryable error."""
         self._server.begin_drain()
         self.admission.drain()
-        self._sessions.drain(round(self._config.drain_s * 1000))
-        self._dispatcher.lifecycle.close(SHUTTING_DOWN)
+        self.sessions.drain(round(self._config.drain_s * 1000))
+        self.dispatcher.lifecycle.close(SHUTTING_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s):
                 # Ends are many and a drain is rare: looking now and then costs less than telling each time.
@@ -219,14 +219,14 @@ class Router:
     async def stop(self) -> None:
         """End all streams and what still runs on them."""
         self.admission.drain()
-        self._sessions.close_all(AbortCause.DRAIN)
+        self.sessions.close_all(AbortCause.DRAIN)
         self._membership.leave_all()
         await self._server.stop(STOP_GRACE_S)
         await self._periodic.stop()
 
     def _fleet_changed(self) -> None:
-        self._sessions.changed()
-        self._dispatcher.lifecycle.fleet_changed()
+        self.sessions.changed()
+        self.dispatcher.lifecycle.fleet_changed()
 
     def _start_periodic_tasks(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
@@ -235,20 +235,20 @@ class Router:
             PeriodicTask("leases", period, self._membership.sweep, judges=True),
             PeriodicTask("stalls", period, self._stalls.sweep, judges=True),
             PeriodicTask("breakers", period, lambda: self._health.sweep(self.fleet)),
-            PeriodicTask("aborts", period, self._dispatcher.sweep, judges=True),
-            PeriodicTask("queue", QUEUE_PERIOD_S, self._dispatcher.lifecycle.tick),
-            PeriodicTask("shed", SHED_PERIOD_S, self._sessions.shed),
+            PeriodicTask("aborts", period, self.dispatcher.sweep, judges=True),
+            PeriodicTask("queue", QUEUE_PERIOD_S, self.dispatcher.lifecycle.tick),
+            PeriodicTask("shed", SHED_PERIOD_S, self.sessions.shed),
             PeriodicTask("client readers", period, self.client_watch.sweep, judges=True),
             PeriodicTask("engine readers", period, self._engine_watch.sweep, judges=True),
-            PeriodicTask("models", MODELS_PERIOD_S, self._sessions.tick),
+            PeriodicTask("models", MODELS_PERIOD_S, self.sessions.tick),
             # Twice in the time that was promised, so that a late one still keeps it.
-            PeriodicTask("heartbeat", self._config.heartbeat_s / 2, self._sessions.beat),
+            PeriodicTask("heartbeat", self._config.heartbeat_s / 2, self.sessions.beat),
         )
 
     def _add_services(self) -> None:
         config = self._config
         streams = SessionStreams(
-            self._sessions,
+            self.sessions,
             self.client_watch,
             router_instance_id=self.instance_id,
             heartbeat_ms=round(config.heartbeat_s * 1000),
@@ -257,14 +257,14 @@ class Router:
         router = RouterServicer(
             self.fleet,
             self.admission,
-            self._dispatcher,
-            self._sessions,
+            self.dispatcher,
+            self.sessions,
             streams,
             GenerateCalls(
-                self._dispatcher,
+                self.dispatcher,
                 self.client_watch,
                 config.resume_policy(),
-                self._metrics.resumed,
+                self.metrics.resumed,
             ),
             self.kv_index,
             self.receipts,
@@ -276,9 +276,9 @@ class Router:
         )
         kv = KvStreams(
             self.fleet,
-            self._dispatcher.link_of,
+            self.dispatcher.link_of,
             self.kv_index,
-            self._metrics,
+            self.metrics,
             hello_timeout_s=config.hello_timeout_s,
             max_resyncs=config.max_kv_resyncs,
         )
@@ -287,9 +287,9 @@ class Router:
         engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
 
     def _add_gauges(self) -> None:
-        self._metrics.lanes.watch(self._dispatcher.lifecycle.lanes)
-        self._metrics.placements.watch(self.receipts)
-        self._metrics.watch(
+        self.metrics.lanes.watch(self.dispatcher.lifecycle.lanes)
+        self.metrics.placements.watch(self.receipts)
+        self.metrics.watch(
             self.fleet,
             {
                 "live_sequences": (
@@ -303,9 +303,9 @@ class Router:
                 ),
                 "resumed_sequences": (
                     "Sequences submitted after they had lost an engine or a router, since the start.",
-                    lambda: self._dispatcher.lifecycle.resumed,
+                    lambda: self.dispatcher.lifecycle.resumed,
                 ),
-                "sessions": ("Gateways connected.", lambda: len(self._sessions)),
+                "sessions": ("Gateways connected.", lambda: len(self.sessions)),
             },
         )
 

@@ -6,7 +6,7 @@ and snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -118,6 +118,11 @@ class KvIndex(Generic[K]):
     def pairs(self) -> int:
         """Blocks known, counted once for each engine that holds them."""
         return self._pairs
+
+    @property
+    def engines(self) -> Collection[K]:
+        """Engines that have a slot."""
+        return self._holdings.keys()
 
     def slot(self, engine: K) -> int:
         """Return the place of `engine` in `Matches.by_slot`, -1 without one."""

@@ -65,7 +65,7 @@ class LaneMetrics:
     """Waits, counted as they end; the other metrics of lanes are read at scrape time."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
         waits = Histogram(
             _PREFIX + "queue_wait_seconds",
             "Seconds that sequences waited for an engine, those that had to wait.",
@@ -81,7 +81,7 @@ class LaneMetrics:
 
     def watch(self, views: Views) -> None:
         """Expose the lanes."""
-        self._registry.register(_LaneCollector(views))
+        self.registry.register(_LaneCollector(views))
 
 
 class _LaneCollector(Collector):
@@ -131,11 +131,11 @@ class PlacementMetrics:
     """Results of placements, and how much of the prompts was cached where they went."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
 
     def watch(self, receipts: ReceiptBook) -> None:
         """Expose the decisions."""
-        self._registry.register(_PlacementCollector(receipts))
+        self.registry.register(_PlacementCollector(receipts))
 
 
 class _PlacementCollector(Collector):
@@ -166,7 +166,7 @@ class RouterMetrics:
     """Counters of one router, in a registry of the caller's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
         self.lanes = LaneMetrics(registry)
         self.handovers = HandoverMetrics(registry)
         self.placements = PlacementMetrics(registry)
@@ -234,7 +234,7 @@ class RouterMetrics:
 
     def watch(self, engines: Iterable[Engine], gauges: dict[str, tuple[str, Callable[[], int]]]) -> None:
         """Expose the fleet, and gauges given as name -> (help, value), read at scrape time."""
-        self._registry.register(_LiveCollector(engines, gauges))
+        self.registry.register(_LiveCollector(engines, gauges))
 
 
 class _LiveCollector(Collector):

@@ -72,11 +72,11 @@ class RecordingSink:
 class World:
     """A dispatcher with engines that the test plays, a clock that it turns, and one sink."""
 
-    def __init__(self, *, backlog: int = 3, queues: QueueOptions = QUEUES) -> None:
+    def __init__(self, *, backlog: int = 3, queues: QueueOptions = QUEUES, live: int = 8) -> None:
         self.now = 0.0
         self.due: list[Any] = []
         self.fleet = Fleet(lease_s=5, backlog=backlog)
-        self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
+        self.admission = Admission(AdmissionLimits(live, 200, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
         self.health = EngineHealth(self.metrics, on_change=self._changed, clock=lambda: self.now)
         placer = self.placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)

@@ -15,5 +15,5 @@ def matched(index: KvIndex[K], names: Iterable[bytes], part: int = 1) -> dict[K,
     chain = list(names)
     parts = (chain[start : start + part] for start in range(0, len(chain), part))
     column = index.walk(parts).by_slot()
-    found = {engine: int(column[index.slot(engine)]) for engine in index._holdings}
+    found = {engine: int(column[index.slot(engine)]) for engine in index.engines}
     return {engine: blocks for engine, blocks in found.items() if blocks}

@@ -104,7 +104,7 @@ class World:
         self.send(link, step=common_pb2.StepOutput(handles=[handle], token_counts=[0], ends=[end]))
 
     def count(self, result):
-        return self.metrics._registry.get_sample_value("catenary_router_handovers_total", {"result": result})
+        return self.metrics.registry.get_sample_value("catenary_router_handovers_total", {"result": result})
 
     def check_idle(self):
         assert self.admission.live_sequences == self.admission.live_tokens == 0

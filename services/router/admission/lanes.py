@@ -170,6 +170,16 @@ class FairQueue(Generic[T]):
         tenant.turn -= ahead
         self._drop(tenant, entry)
 
+    def check(self) -> None:
+        """Compare the books; visits every tenant. Raise ValueError if they differ or stale turns pile up."""
+        tenants, turns = self._tenants, set(self._heap)
+        if list(self._by_order.values()) != list(tenants.values()):
+            raise ValueError("the tenants by name and by order differ")
+        if not all(each.row and (each.turn, each.order) in turns for each in tenants.values()):
+            raise ValueError("a tenant waits for nothing, or has no turn")
+        if len(self._heap) > (2 * len(tenants) + _SLACK if tenants else 0):
+            raise ValueError("stale turns are not cleared away")
+
     def _drop(self, tenant: _Tenant[T], entry: QueuedSequence[T]) -> None:
         del tenant.row[entry]
         if tenant.row:

@@ -291,6 +291,9 @@ class Deadlines(Generic[H]):
     def __init__(self) -> None:
         self._ticks: dict[int, dict[H, None]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._ticks)
+
     def add(self, thing: H, deadline: float) -> None:
         """Add a thing that is due at `deadline`, in monotonic seconds, or up to a tick later."""
         self._ticks.setdefault(_tick(deadline), {})[thing] = None

@@ -88,7 +88,7 @@ async def test_a_plain_call_that_kills_engines(start_fleet: Any) -> None:
         assert (error.code, error.retryable) == (common_pb2.ERROR_CODE_POISONED, False)
     assert (await beside)[0] == expected_tokens([7], 100)
     assert sum(engine.app.frontend.core_restarts for engine in fleet.engines) == DEATHS
-    assert fleet.router._metrics.poisoned._value.get() == 1
+    assert fleet.router.metrics.registry.get_sample_value("catenary_router_poisoned_total") == 1
 
 
 async def test_no_router_runs_what_another_has_convicted(start_cluster: StartCluster) -> None:

@@ -147,5 +147,5 @@ async def test_headers_of_admission(start_stack: StartStack) -> None:
     refused = await ask(stack, {**ALICE, "x-max-wait-ms": "soon"})
     assert (refused.status, refused.json()["error"]["param"]) == (400, "x-max-wait-ms")
     assert (await ask(stack, {**ALICE, "x-session-id": "s" * 256, "x-max-wait-ms": "5000"})).status == 200
-    lanes = stack.router._dispatcher.lifecycle.lanes()
+    lanes = stack.router.dispatcher.lifecycle.lanes()
     assert [lane.counts.admitted for lane in lanes] == [1, 0, 1, 0]

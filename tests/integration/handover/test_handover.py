@@ -27,7 +27,7 @@ async def roles(start_fleet, *names, script=None, **options):
 
 
 def count(fleet, result):
-    registry = fleet.router._metrics._registry
+    registry = fleet.router.metrics.registry
     return registry.get_sample_value("catenary_router_handovers_total", {"result": result})
 
 

@@ -209,4 +209,4 @@ async def test_a_client_that_opens_thousands_of_sessions(monkeypatch, sessions):
         for task in crowd:
             task.cancel()
         await asyncio.wait(crowd)
-        await until(lambda: len(router._sessions) == 1)
+        await until(lambda: len(router.sessions) == 1)

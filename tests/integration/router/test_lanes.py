@@ -243,6 +243,6 @@ async def test_a_flood_of_ten_thousand_is_bounded_and_leaves_nothing(monkeypatch
         while len(gateway.ends) < 210:
             await engine.step(16)
             await until(lambda: engine.live or len(gateway.ends) == 210)
-        queue = router._dispatcher.lifecycle.queues.queue_of("scripted")
+        queue = router.dispatcher.lifecycle.queues.queue_of("scripted")
         assert (queue.idle, len(queue.waiting_tenants())) == (True, 0)
         assert router.admission.live_sequences == router.admission.live_tokens == 0

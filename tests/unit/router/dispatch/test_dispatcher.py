@@ -102,7 +102,7 @@ def test_the_metrics_name_what_happened():
     world.submit(3)
     world.dispatcher.abandon(world.sequences[3], AbortCause.SLOW_READER)
     world.membership.leave(link, LossReason.LEASE_EXPIRED)
-    read = world.metrics._registry.get_sample_value
+    read = world.metrics.registry.get_sample_value
     assert read("catenary_router_submits_total") == 3
     assert read("catenary_router_refusals_total", {"code": "context_length_exceeded"}) == 1
     assert read("catenary_router_ends_total", {"reason": "stop"}) == 1

@@ -97,8 +97,7 @@ def test_a_sequence_that_needs_more_room_holds_up_one_engine_and_not_the_others(
 
 
 def test_many_that_need_too_much_hold_up_no_more_than_one():
-    world = World(backlog=0, queues=replace(QUEUES, sequences=(100,) * 4))
-    world.admission._limits = replace(world.admission._limits, max_live_sequences=100)
+    world = World(backlog=0, queues=replace(QUEUES, sequences=(100,) * 4), live=100)
     links = world.attach("a"), world.attach("b")
     for handle in range(2):
         world.submit(handle)

@@ -258,12 +258,28 @@ def test_requests_that_failed_are_remembered_in_bounded_memory():
     stage = Stage()
     blame = Blame(stage.fleet, stage.health, clock=lambda: stage.now)
     engine = stage.attach().engine
-    for number in range(3000):
+    stage.attach("j", "f")
+    faults = []
+
+    def failed(engine):
+        faults.append(engine)
+        return stage.now
+
+    stage.health.failed = failed
+
+    def counts(number):
+        faults.clear()
         blame.failed(engine, [request(number)])
-    assert len(blame._known) == 1024
+        return bool(faults)
+
+    assert all(counts(number) for number in range(3000))
+    # The last 1024 are known; one that counts again pushes out the one that failed longest ago.
+    assert not counts(3000 - 1024)
+    assert counts(3000 - 1025)
+    assert counts(3000 - 1023)
+    assert not counts(2999)
     stage.now += 101
-    blame.failed(engine, [request(1)])
-    assert len(blame._known) == 1
+    assert all(counts(number) for number in range(3000 - 1024, 3000))
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,14 @@ def test_one_that_replaces_itself_keeps_its_breaker():
 def test_remembered_breakers_are_bounded():
     breakers = Breakers(OPTIONS)
     rng = random.Random(0)
+    given = {}
     for number in range(3 * MAX_REMEMBERED):
         breaker = Breaker(OPTIONS)
         breaker.failed(0.0)
-        breakers.give_back(f"e{number if rng.random() < 0.5 else 0}", breaker, 0.0)
-    assert sum(len(spare) for spare in breakers._spare.values()) <= MAX_REMEMBERED
+        given[breaker] = f"e{number if rng.random() < 0.5 else 0}"
+        breakers.give_back(given[breaker], breaker, 0.0)
+    kept = [name for name in given.values() if breakers.take(name, 0.0) in given]
+    assert 0 < len(kept) <= MAX_REMEMBERED
     fresh = Breaker(OPTIONS)
     breakers.give_back("new", fresh, 0.0)
     assert breakers.take("new", 0.0) is not fresh
