@@ -82,7 +82,7 @@ def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any
     ) as opened:
         measuring = Measuring(opened.servers, opened.model.directory, lengths)
         measuring.warm_up(options.streams, _tell)
-        broken_off = _run(measuring, options)
+        broken_off = measured(measuring, options)
         precisions = {server.subject.name: server.subject.precision for server in opened.servers}
         return {
             "model": opened.model.name,
@@ -94,7 +94,7 @@ def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any
         }
 
 
-def _run(measuring: Measuring, options: argparse.Namespace) -> str | None:
+def measured(measuring: Measuring, options: argparse.Namespace) -> str | None:
     """Measure; return the reason of an early end, or None. What was measured until then is worth
     something. Raises PeerError and KeyboardInterrupt if that is nothing."""
     try:

@@ -100,7 +100,7 @@ class FleetRun:
             clock=lambda: self.now,
             wall_clock=lambda: self.now,
         )
-        self._engines: dict[Engine, SimulatedEngine] = {}
+        self.engines: dict[Engine, SimulatedEngine] = {}
         for number in range(plan.engines):
             self._attach(slow=number < plan.slow_share * plan.engines)
         for arrival in arrivals:
@@ -114,14 +114,14 @@ class FleetRun:
         while self._events and self._left:
             self.now, _, act = heapq.heappop(self._events)
             act()
-        for engine in self._engines.values():
+        for engine in self.engines.values():
             self._count(engine)
         return self
 
     @property
     def idle(self) -> bool:
         """Whether nothing is live and all load has been given back."""
-        placed = sum(engine.placed_sequences + engine.placed_prefill for engine in self._engines)
+        placed = sum(engine.placed_sequences + engine.placed_prefill for engine in self.engines)
         return not self._live and not self._waiting and not self._ledger.sequences and not placed
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class FleetRun:
                 step_base_ms=15, prefill_us_per_token=100, us_per_sequence=300, us_per_block=5
             ),
         )
-        simulated = self._engines[engine] = SimulatedEngine(engine, script, self._index)
+        simulated = self.engines[engine] = SimulatedEngine(engine, script, self._index)
         simulated.slowness = 3.0 if slow else 1.0
         self._report(simulated)
         if plan.publishes_kv:
@@ -174,7 +174,7 @@ class FleetRun:
             self._at(self.now + self.plan.kv_s, lambda: self._publish(engine))
 
     def _sample(self) -> None:
-        self.loads.append([engine.sequences for engine in self._engines])
+        self.loads.append([engine.sequences for engine in self.engines])
         self._at(self.now + 1.0, self._sample)
 
     def _arrive(self, arrival: Arrival) -> None:
@@ -203,7 +203,7 @@ class FleetRun:
             except Refused:
                 return
             self._waiting.popleft()
-            simulated = self._engines[engine]
+            simulated = self.engines[engine]
             live.engine, key = simulated, next(self._keys)
             live.guard.place(engine, live.request.uncached_tokens)
             live.outcome.placements += 1
@@ -253,12 +253,12 @@ class FleetRun:
         return Arrival(self.now, live.tokens + said, turn.max_tokens, rest, live.arrival.session)
 
     def _kill(self) -> None:
-        if not self._engines:
+        if not self.engines:
             return
-        victim = self._rng.choice(list(self._engines.values()))
+        victim = self._rng.choice(list(self.engines.values()))
         self._count(victim)
         victim.close()
-        del self._engines[victim.engine]
+        del self.engines[victim.engine]
         self._fleet.detach(victim.engine)
         self._placer.forget(victim.engine)
         lost = [(key, live) for key, live in self._live.items() if live.engine is victim]

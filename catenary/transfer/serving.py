@@ -84,6 +84,10 @@ class OfferServer:
         self._thread = threading.Thread(target=self._accept, name="kv offers", daemon=True)
         self._thread.start()
 
+    def __len__(self) -> int:
+        """Number of open connections."""
+        return len(self._open)
+
     def close(self) -> None:
         """Shut everything. Idempotent."""
         with self._lock:

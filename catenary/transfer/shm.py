@@ -46,7 +46,7 @@ class ShmConnector(Connector):
 
     def __init__(self, settings: TransferSettings) -> None:
         super().__init__(settings)
-        self._server: OfferServer | None = None
+        self.server: OfferServer | None = None
         self._path: Path | None = None
 
     def serve(self, source: BlockSource) -> str:
@@ -62,10 +62,10 @@ class ShmConnector(Connector):
         except OSError:
             listener.close()
             raise
-        self._server = OfferServer(
+        self.server = OfferServer(
             listener,
             source,
-            _send_chunk,
+            send_chunk,
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
         )
@@ -87,8 +87,8 @@ class ShmConnector(Connector):
     def close(self) -> None:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        if self._server is not None:
-            self._server.close()
+        if self.server is not None:
+            self.server.close()
 
 
 def _check_own(directory: Path) -> None:
@@ -118,11 +118,11 @@ def sweep(directory: Path) -> int:
     return removed
 
 
-def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
+def send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
     head = b"".join(digests)
     memory = os.memfd_create("catenary-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        _fill(memory, (memoryview(head), blocks))
+        fill(memory, (memoryview(head), blocks))
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
         with transfer_errors():
             sock.arm()
@@ -134,7 +134,7 @@ def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> 
         raise TransferError(TransferFault.PROTOCOL, "the peer does not say that it has the chunk")
 
 
-def _fill(memory: int, parts: tuple[memoryview, ...]) -> None:
+def fill(memory: int, parts: tuple[memoryview, ...]) -> None:
     with transfer_errors():
         for part in parts:
             while part:

@@ -32,17 +32,17 @@ class TcpConnector(Connector):
 
     def __init__(self, settings: TransferSettings) -> None:
         super().__init__(settings)
-        self._server: OfferServer | None = None
+        self.server: OfferServer | None = None
 
     def serve(self, source: BlockSource) -> str:
         listen = _host_and_port(self.settings.listen)
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         listener = socket.create_server((listen.host, listen.port), family=family)
         bound = listener.getsockname()[1]
-        self._server = OfferServer(
+        self.server = OfferServer(
             listener,
             source,
-            _send_chunk,
+            send_chunk,
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
             wrap=self.wrap,
@@ -58,14 +58,14 @@ class TcpConnector(Connector):
         except (OSError, ValueError):
             raise TransferError(TransferFault.UNREACHABLE, "nobody answers at the offer's address") from None
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with dialled, self._dialled(dialled, address.host, fetch.deadline) as connection:
+        with dialled, self.wrapped(dialled, address.host, fetch.deadline) as connection:
             fetch_blocks(connection, fetch, _receive_chunk, put)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self.server is not None:
+            self.server.close()
 
-    def _dialled(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
+    def wrapped(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
         """Return the socket to speak on, for a connection to `host`; may wait for the peer. Raises
         TransferError."""
         return connection
@@ -79,7 +79,7 @@ def _host_and_port(text: str) -> TcpAddress:
     return address
 
 
-def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
+def send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
     size = len(blocks) // len(digests)
     for at, digest in enumerate(digests):
         sock.send(digest)

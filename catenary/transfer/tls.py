@@ -95,7 +95,7 @@ class TlsConnector(TcpConnector):
         context = self._offering.context()
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
-    def _dialled(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
+    def wrapped(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
         try:
             context = self._fetching.context()
         except OSError:

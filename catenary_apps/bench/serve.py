@@ -130,7 +130,7 @@ def _serve(config: BenchServeConfig) -> int:
                 points.append(Point(value, plan, error.result))
             break
     if points:
-        document = _document(config, sweep, points, started) | {"metadata": metadata}
+        document = result_document(config, sweep, points, started) | {"metadata": metadata}
         _tell(config, sweep, points, document, save)
     if stopped is not None:
         raise stopped
@@ -201,7 +201,7 @@ def _many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _document(
+def result_document(
     config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime
 ) -> dict[str, Any]:
     options = {

@@ -208,10 +208,11 @@ class Lifetime:
                 self.close(_PATIENCE_S)
 
 
-class _Use:
+class EngineUse:
     """How many calls of engines run now, and when the last one ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet_s: float = _QUIET_S) -> None:
+        self._quiet_s = quiet_s
         self._ended = threading.Condition()
         self._running = 0
         self._ended_s = 0.0
@@ -247,7 +248,7 @@ class _Use:
         while threads := _other_threads():
             with self._ended:
                 self._ended.wait_for(lambda: not self._running)
-                left_s = max(begun_s, self._ended_s) + _QUIET_S - time.monotonic()
+                left_s = max(begun_s, self._ended_s) + self._quiet_s - time.monotonic()
                 if left_s <= 0:
                     self._over = True
                     return
@@ -268,7 +269,7 @@ _alive: set[Lifetime] = set()
 # The loops of engines that became garbage and are about to end. The interpreter must wait for them, too: a
 # thread that still frees tensors when it is gone aborts the process.
 _ending: set[LoopThread] = set()
-_use = _Use()
+_use = EngineUse()
 in_use = _use.call
 
 

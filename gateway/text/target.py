@@ -223,6 +223,11 @@ class TokenizerTarget:
         return self._silences >= self._most_misses
 
     @property
+    def streams(self) -> bool:
+        """Whether small calls have a stream to go on."""
+        return self._stream is not None and not self._stream.ended
+
+    @property
     def live(self) -> int:
         """Number of calls under way."""
         return len(self._calls)

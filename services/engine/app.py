@@ -117,7 +117,7 @@ class EngineApp:
             served_model_name=self._name,
             idle_options=lambda task: () if double is not None else idle_options(config, task),
         )
-        self._links = RouterLinks(
+        self.links = RouterLinks(
             config.router,
             self._link,
             self.frontend,
@@ -185,7 +185,7 @@ class EngineApp:
                     min(_WATCH_S, self._config.stall_limit_s / 4, self._config.kept_limit_s / 4)
                 )
             )
-            group.create_task(self._links.run())
+            group.create_task(self.links.run())
 
     def _on_state(self, state: engine_pb2.EngineState.ValueType) -> None:
         self._server.health.set(_SERVICE, state == engine_pb2.ENGINE_STATE_SERVING)

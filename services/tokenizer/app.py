@@ -52,10 +52,10 @@ class TokenizerService:
             self._files = read_model_files(config.model_dir, chat_template=config.chat_template)
         except ModelFilesError as error:
             raise StartRefused(str(error)) from None
-        self._server = RpcServer.from_config(config, ACCESS)
+        self.server = RpcServer.from_config(config, ACCESS)
         self._setup = worker_setup(config, self._files)
         self.pool = WorkerPool(self._setup, _pool_limits(config), on_change=self._on_pool_change)
-        self._servicer: TokenizerServicer | None = None
+        self.servicer: TokenizerServicer | None = None
 
     async def start(self) -> tuple[str, ...]:
         """Start the workers, then listen. Returns the bound addresses; from then on it is SERVING."""
@@ -69,10 +69,10 @@ class TokenizerService:
             tasks = await small
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
-        servicer = self._servicer = make_servicer(self._config, self._files, tasks, ready, self._server.calls)
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
+        servicer = self.servicer = make_servicer(self._config, self._files, tasks, ready, self.server.calls)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self.server.grpc)
         try:
-            bound = await self._server.start()
+            bound = await self.server.start()
         except BaseException:
             await self.pool.stop()
             raise
@@ -86,21 +86,21 @@ class TokenizerService:
 
     async def drain(self) -> None:
         """Take nothing new and wait, up to `drain_s`, for what runs."""
-        self._server.begin_drain()
-        if self._servicer is not None:
-            self._servicer.streams.drain()
-        await self._server.drain(self._config.drain_s)
+        self.server.begin_drain()
+        if self.servicer is not None:
+            self.servicer.streams.drain()
+        await self.server.drain(self._config.drain_s)
 
     async def stop(self) -> None:
         """End the calls that still run, then the workers."""
-        await self._server.stop(STOP_GRACE_S)
+        await self.server.stop(STOP_GRACE_S)
         await self.pool.stop()
 
     def _on_pool_change(self) -> None:
         workers = len(self.pool.pids)
         WORKERS.set(workers)
         WAITING.set(self.pool.waiting)
-        self._server.health.set(SERVICE, workers > 0)
+        self.server.health.set(SERVICE, workers > 0)
 
 
 async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:

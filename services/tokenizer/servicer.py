@@ -54,7 +54,7 @@ class RenderStreams:
     """
 
     def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
-        self._render = render
+        self.render = render
         self._calls = calls
         self._limits = limits
         self._live: set[_Stream] = set()
@@ -67,7 +67,7 @@ class RenderStreams:
         if self._draining:
             # It was let in before the drain, and begins only now.
             return
-        stream = _Stream(self._render, self._calls, self._limits)
+        stream = _Stream(self.render, self._calls, self._limits)
         self._live.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:

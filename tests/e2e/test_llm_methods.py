@@ -28,8 +28,13 @@ TEXTS = ["A cat sleeps.", "QZX", "the rain in Spain", "x" * 40]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with LLM(str(chat_model(tmp_path_factory.mktemp("chat"))), **OPTIONS, max_num_seqs=8) as made:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with LLM(str(directory), **OPTIONS, max_num_seqs=8) as made:
         yield made
 
 
@@ -139,8 +144,8 @@ def test_calls_name_what_is_of_a_wrong_kind(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0])
-def test_beams_are_those_of_transformers(llm: LLM, length_penalty: float) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(llm._stack.directory, dtype="float32").eval()
+def test_beams_are_those_of_transformers(llm: LLM, directory: Path, length_penalty: float) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
     tokenizer = llm.get_tokenizer()
     params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=length_penalty)
     prompts: list[Any] = ["QZX", {"prompt_token_ids": byte_ids("abc")}]
@@ -260,12 +265,11 @@ def test_vectors_and_their_cosines(tmp_path: Path) -> None:
                 call()
 
 
-def test_a_seed_of_the_llm_repeats_a_program(llm: LLM, tmp_path: Path) -> None:
-    directory = str(llm._stack.directory)
+def test_a_seed_of_the_llm_repeats_a_program(llm: LLM, directory: Path, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
 
     def program() -> list[list[int]]:
-        with LLM(directory, seed=7, **OPTIONS) as made:
+        with LLM(str(directory), seed=7, **OPTIONS) as made:
             return [made.generate("QZX", params)[0].outputs[0].token_ids for _ in range(3)]
 
     first = program()
@@ -273,21 +277,21 @@ def test_a_seed_of_the_llm_repeats_a_program(llm: LLM, tmp_path: Path) -> None:
     assert len({tuple(ids) for ids in first}) > 1
 
 
-def test_progress_in_a_pipe_is_lines(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    with LLM(str(llm._stack.directory), **OPTIONS | {"progress": True}) as made:
+def test_progress_in_a_pipe_is_lines(llm: LLM, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LLM(str(directory), **OPTIONS | {"progress": True}) as made:
         made.generate("x", SamplingParams(max_tokens=1))
     told = capsys.readouterr()
     lines = told.err.splitlines()
-    assert lines[0] == f"catenary: loading {llm._stack.directory}"
+    assert lines[0] == f"catenary: loading {directory}"
     assert "catenary: loading weights" in lines
     assert lines[-1] == "catenary: ready"
     assert len(set(lines)) == len(lines)
-    with LLM(str(llm._stack.directory), **OPTIONS | {"progress": True}, use_tqdm_on_load=False):
+    with LLM(str(directory), **OPTIONS | {"progress": True}, use_tqdm_on_load=False):
         assert capsys.readouterr().err == ""
 
 
-def test_a_start_that_fails_leaves_no_thread(llm: LLM) -> None:
+def test_a_start_that_fails_leaves_no_thread(llm: LLM, directory: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="max-model-len"):
-        LLM(str(llm._stack.directory), **OPTIONS, max_model_len=10**6)
+        LLM(str(directory), **OPTIONS, max_model_len=10**6)
     assert not {thread.name for thread in set(threading.enumerate()) - before if "catenary" in thread.name}

@@ -28,15 +28,15 @@ FAST_ROUTER: dict[str, Any] = {
 
 
 class Cluster:
-    """`directory` takes the sockets. Every engine dials every router."""
+    """`directory` takes the sockets, `options` are the routers'. Every engine dials every router."""
 
-    def __init__(self, directory: Path, secrets: TestSecrets) -> None:
+    def __init__(self, directory: Path, secrets: TestSecrets, options: dict[str, Any] | None = None) -> None:
         self.directory = directory
         self.secrets = secrets
         self.routers: list[Router | None] = []
         self.engines: list[ScriptedEngine] = []
         self.gateway: GatewayApp
-        self._options: dict[str, Any] = {}
+        self._options = options or {}
 
     def address(self, index: int) -> str:
         """Where router `index` listens, running or not."""
@@ -131,8 +131,7 @@ async def running_cluster(
 ) -> AsyncIterator[Cluster]:
     """Run everything; `options` are the gateway's. `dialled`: what the gateway dials in place of the routers'
     own addresses."""
-    cluster = Cluster(directory, TestSecrets.write(directory))
-    cluster._options = router or {}
+    cluster = Cluster(directory, TestSecrets.write(directory), router)
     cluster.routers = [None] * routers
     async with AsyncExitStack() as stack:
         for index in range(routers):

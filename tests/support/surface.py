@@ -47,7 +47,7 @@ MODULES = ("gateway", "services.router", "services.tokenizer", "services.engine"
 MODEL = "tiny"
 START_S = 120.0
 
-_OURS = re.compile(r"\b(?:catenary\w*|gateway|services)(?:\.\w+)*\.(\w+)\b")
+OURS = re.compile(r"\b(?:catenary\w*|gateway|services)(?:\.\w+)*\.(\w+)\b")
 _ADDRESS = re.compile(r"<([^<>]*?)(?: object)? at 0x[0-9a-f]+>")
 _VARIABLE = re.compile(r"""["'](CATENARY_[A-Z0-9_]*[A-Z0-9])["']""")
 _TEXTS = ("description", "summary")
@@ -111,7 +111,7 @@ def faces() -> dict[str, Any]:
     for name in catenary.__all__:
         value = getattr(catenary, name)
         if inspect.isclass(value):
-            found[name] = {"()": _signature(value)} | dict(_members(value))
+            found[name] = {"()": signature(value)} | dict(_members(value))
             found |= _unpacked(value, found[name])
     return found
 
@@ -125,7 +125,7 @@ def _unpacked(cls: type[Any], members: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(typed: type[Any]) -> Iterator[tuple[str, str]]:
     for key, kind in typed.__annotations__.items():
-        yield key, _OURS.sub(r"\1", kind.__forward_arg__ if isinstance(kind, ForwardRef) else str(kind))
+        yield key, OURS.sub(r"\1", kind.__forward_arg__ if isinstance(kind, ForwardRef) else str(kind))
 
 
 def bucket_files() -> dict[str, Any]:
@@ -314,7 +314,7 @@ def with_plain_names(document: dict[str, Any]) -> dict[str, Any]:
         groups.setdefault(name.rpartition(".")[2], []).append(name)
     plain: dict[str, str] = {}
     for short, names in groups.items():
-        names.sort(key=lambda name: _OURS.sub(r"\1", json.dumps(schemas[name], sort_keys=True)))
+        names.sort(key=lambda name: OURS.sub(r"\1", json.dumps(schemas[name], sort_keys=True)))
         plain |= {name: f"{short}-{place}" if place else short for place, name in enumerate(names)}
     text = json.dumps({**document, "components": {**document["components"], "schemas": {}}})
     renamed = {plain[name]: schema for name, schema in schemas.items()}
@@ -327,10 +327,10 @@ def _renamed(text: str, plain: Mapping[str, str]) -> str:
     reference = re.compile(r'"#/components/schemas/([^"]+)"')
     text = reference.sub(lambda found: f'"#/components/schemas/{plain[found[1]]}"', text)
     # Titles of generic schemas name modules too.
-    return _OURS.sub(r"\1", text)
+    return OURS.sub(r"\1", text)
 
 
-def _signature(value: Any) -> list[str]:
+def signature(value: Any) -> list[str]:
     """Parameters, one a line, and what is returned; a method's self is left out."""
     signature = inspect.signature(value)
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -343,7 +343,7 @@ def _signature(value: Any) -> list[str]:
             empty = parameter.default is inspect.Parameter.empty
             lines.append(told if empty else f"{told} = {parameter.default!r}")
     lines.append(f"-> {_annotation(signature.return_annotation)}")
-    return [_ADDRESS.sub(r"<\1>", _OURS.sub(r"\1", line)) for line in lines]
+    return [_ADDRESS.sub(r"<\1>", OURS.sub(r"\1", line)) for line in lines]
 
 
 def _annotation(annotation: Any) -> str:
@@ -361,7 +361,7 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
             yield name, "property"
         elif inspect.isroutine(inner):
             coroutine = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
-            yield name, [*(["async"] if coroutine else []), *_signature(inner)]
+            yield name, [*(["async"] if coroutine else []), *signature(inner)]
         else:
             yield name, "attribute"
 

@@ -28,7 +28,7 @@ def test_a_difference_is_shown_by_lines(monkeypatch: pytest.MonkeyPatch) -> None
 def test_names_of_our_modules_are_in_no_stored_surface() -> None:
     # The protos' package is a name on the wire, and no module's.
     for file in (file for file in surface.STORED.glob("*.json") if file.stem != "protos"):
-        lines = [line for line in file.read_text().splitlines() if surface._OURS.search(line)]
+        lines = [line for line in file.read_text().splitlines() if surface.OURS.search(line)]
         # What a person types stays: python -m services.engine.
         assert all("python -m " in line or '"services.' in line for line in lines), (file.name, lines)
 
@@ -65,7 +65,7 @@ def test_signatures_name_neither_modules_nor_addresses() -> None:
     def function(a: catenary.rpc.TlsFiles = sentinel, *, b: int = 3) -> gateway.schemas.Chat: ...  # type: ignore[name-defined, assignment, empty-body]  # noqa: F821
 
     assert inspect.isfunction(function)
-    assert surface._signature(function) == ["a: TlsFiles = <object>", "*", "b: int = 3", "-> Chat"]
+    assert surface.signature(function) == ["a: TlsFiles = <object>", "*", "b: int = 3", "-> Chat"]
 
 
 def test_families_of_a_metrics_page() -> None:

@@ -39,6 +39,15 @@ class StepGate:
         self.forward_begins: Callable[[], None] = lambda: None
         """Called as the device is about to compute a forward."""
 
+    def __len__(self) -> int:
+        """Number of steps that were given and not looked at."""
+        return len(self._open)
+
+    def waits(self, step: int) -> bool:
+        """Return whether `wait` would wait now."""
+        event = self._open.get(step)
+        return event is not None and not event.is_set()
+
     def given(self, step: int) -> None:
         """Note that the device is about to be given a step."""
         self._open[step] = threading.Event()

@@ -174,7 +174,7 @@ class ProcessCore(Core):
         self._config_json = config_json
         self._stop_s = stop_s
         self._spawn = spawn
-        self._process: CoreLife | None = None
+        self.process: CoreLife | None = None
         self._memory: MemoryWatch | None = None
         self._exit: asyncio.Future[int] | None = None
         self._link: AsyncLink | None = None
@@ -190,8 +190,8 @@ class ProcessCore(Core):
         with theirs:
             self._link = await AsyncLink.open(ours)
             self._memory = MemoryWatch()
-            self._process = self._spawn(theirs.fileno())
-        self._exit = in_daemon_thread(self._process.wait, name="engine-core-exit")
+            self.process = self._spawn(theirs.fileno())
+        self._exit = in_daemon_thread(self.process.wait, name="engine-core-exit")
         self._sender = asyncio.create_task(self._send(self._link))
         self._outbox.put(self._commands, StartCore(config_json=self._config_json))
         while True:
@@ -253,8 +253,8 @@ class ProcessCore(Core):
             self._sender.cancel()
         if self._link is not None:
             await self._say_stop(self._link)
-        if self._process is not None and self._exit is not None:
-            await self._end(self._process, self._exit)
+        if self.process is not None and self._exit is not None:
+            await self._end(self.process, self._exit)
         if self._link is not None:
             await self._link.aclose()
             self._link = None
@@ -312,8 +312,8 @@ class ProcessCore(Core):
                 return
 
     def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        if self.process is not None:
+            self.process.kill()
 
 
 def _signal_name(number: int) -> str:

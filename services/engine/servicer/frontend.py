@@ -152,7 +152,7 @@ class EngineFrontend:
         self._role = role
         self._offers = OfferHandles(remembered_handles)
         self._watch = ProgressWatch(stall_limit_s)
-        self._core: Core | None = None
+        self.core: Core | None = None
         self._loads = CoreLoads()
         self._draining = False
         self._announced = engine_pb2.ENGINE_STATE_STARTING
@@ -175,7 +175,7 @@ class EngineFrontend:
         """The engine's state now."""
         if self._draining:
             return engine_pb2.ENGINE_STATE_DRAINING
-        if self._core is None:
+        if self.core is None:
             never = self.ready is None
             return engine_pb2.ENGINE_STATE_STARTING if never else engine_pb2.ENGINE_STATE_NOT_SERVING
         if self._watch.stalled(self._clock()):
@@ -247,7 +247,7 @@ class EngineFrontend:
         """Serve with a core that came up. Routers that know other facts are left, to attach anew."""
         if self.ready is not None and _facts(ready) != _facts(self.ready):
             self.routers.close("the engine's capacity changed")
-        self._core, self.ready = core, ready
+        self.core, self.ready = core, ready
         self.core_failure = ""
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
@@ -258,7 +258,7 @@ class EngineFrontend:
 
     def core_lost(self) -> None:
         """End every sequence of a dead core with a retryable error."""
-        self._core = None
+        self.core = None
         self._loads.core_lost()
         self._watch.reset()
         self.profiles.core_lost()
@@ -297,19 +297,19 @@ class EngineFrontend:
     def _note_offer(self, sequence: LiveSequence) -> None:
         if sequence.link is not None:
             self._offers.add(sequence.link, sequence.handle, sequence.key)
-        elif self._core is not None:
+        elif self.core is not None:
             # Its router is gone, and no other one knows of the offer.
-            self._core.abort([sequence.key])
+            self.core.abort([sequence.key])
 
     def leave(self, port: RouterOutbox) -> None:
         """Abort the sequences of a router that is gone. Idempotent."""
         if not self.routers.leave(port):
             return
         live, past = self._table.leave(port.link), self._offers.leave(port.link)
-        if live + past and self._core is not None:
+        if live + past and self.core is not None:
             # Most offers are fetched by now.
             log.info("aborting the sequences of a lost router", sequences=len(live), offers=len(past))
-            self._core.abort(live + past)
+            self.core.abort(live + past)
 
     def submit(self, port: RouterOutbox, message: common_pb2.Submit) -> None:
         """Take a sequence, or answer with a refusal."""
@@ -321,7 +321,7 @@ class EngineFrontend:
             port.refuse(message.handle, exc.error)
 
     def _take(self, port: RouterOutbox, message: common_pb2.Submit) -> None:
-        core, admission, spec = self._core, self.admission, message.spec
+        core, admission, spec = self.core, self.admission, message.spec
         if self._table.known(port.link, message.handle):
             raise CoreRefusal(duplicate())
         if core is None or admission is None or self.state != engine_pb2.ENGINE_STATE_SERVING:
@@ -363,16 +363,16 @@ class EngineFrontend:
         if sequence is None:
             ended = self._table.ended(port.link, handle)
             offering = self._offers.take(port.link, handle)
-            if offering is not None and self._core is not None:
-                self._core.abort([offering])
+            if offering is not None and self.core is not None:
+                self.core.abort([offering])
             port.abort_result(
                 handle,
                 common_pb2.ABORT_OUTCOME_ALREADY_FINISHED if ended else common_pb2.ABORT_OUTCOME_UNKNOWN,
             )
             return
-        if not sequence.aborting and self._core is not None:
+        if not sequence.aborting and self.core is not None:
             sequence.aborting = True
-            self._core.abort([sequence.key])
+            self.core.abort([sequence.key])
         port.abort_result(handle, common_pb2.ABORT_OUTCOME_ABORTED)
 
     def drain(self) -> None:

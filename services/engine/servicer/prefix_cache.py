@@ -121,7 +121,7 @@ class PrefixCacheMirror:
         # None until the core has told it.
         self._names: dict[bytes, None] | None = None
         self._parts: dict[bytes, None] = {}
-        self._deltas: list[PrefixCacheDelta] = []
+        self.deltas: list[PrefixCacheDelta] = []
 
     def core_ready(self, core: Core, *, publishes: bool) -> None:
         """Note a core that came up, and whether it publishes its prefix cache."""
@@ -131,19 +131,19 @@ class PrefixCacheMirror:
     def core_lost(self) -> None:
         """Clear the names: the core's cache is gone."""
         self._core, self._followed, self._names = None, False, None
-        for delta in self._deltas:
+        for delta in self.deltas:
             delta.change(True, (), ())
 
     def join(self, *, max_pending: int) -> PrefixCacheDelta:
         """Return the delta of a router that follows, until `leave`."""
         delta = PrefixCacheDelta(self.names, max_pending=max_pending)
-        self._deltas.append(delta)
+        self.deltas.append(delta)
         self._follow()
         return delta
 
     def leave(self, delta: PrefixCacheDelta) -> None:
         """Drop the delta of a router that follows no more."""
-        self._deltas.remove(delta)
+        self.deltas.remove(delta)
 
     def names(self) -> Collection[bytes] | None:
         """Return the names of all blocks in the prefix cache; None while the core has not told them."""
@@ -162,7 +162,7 @@ class PrefixCacheMirror:
         self._parts.update(dict.fromkeys(split(part.names)))
         if part.last:
             self._names, self._parts = self._parts, {}
-            for delta in self._deltas:
+            for delta in self.deltas:
                 delta.renew()
 
     def _changes(self, names: dict[bytes, None], news: KvChanges) -> None:
@@ -173,11 +173,11 @@ class PrefixCacheMirror:
             names.pop(name, None)
         for name in stored:
             names[name] = None
-        for delta in self._deltas:
+        for delta in self.deltas:
             delta.change(news.cleared, removed, stored)
 
     def _follow(self) -> None:
-        if self._deltas and self._core is not None and self._publishes and not self._followed:
+        if self.deltas and self._core is not None and self._publishes and not self._followed:
             self._followed = True
             self._core.follow_kv()
 

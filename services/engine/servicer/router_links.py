@@ -170,6 +170,10 @@ class RouterLinks:
         self._frontend = frontend
         self._targets: dict[str, _Target] = {}
 
+    def __len__(self) -> int:
+        """Number of addresses that are dialled."""
+        return len(self._targets)
+
     async def run(self) -> None:
         """Keep the links until the engine drains; those that are attached end by themselves then."""
         async with asyncio.TaskGroup() as tasks:

@@ -91,7 +91,7 @@ class AttachedRouters:
         # Instance ids, for logs.
         self._names: dict[int, str] = {}
         # In the order of their turns.
-        self._turns: dict[int, None] = {}
+        self.turns: dict[int, None] = {}
         # When this turn was first looked at, in steady seconds.
         self._turn_since: float | None = None
         self._all_left = asyncio.Event()
@@ -136,21 +136,21 @@ class AttachedRouters:
 
     def reserved_from(self, link: int) -> bool:
         """Whether the engine refuses sequences of this router: it is the turn of another one."""
-        return next(iter(self._turns), link) != link
+        return next(iter(self.turns), link) != link
 
     def end_long_turn(self, now: float) -> None:
         """End a turn that lasts too long at the steady time `now`, in seconds, if there are other routers.
 
         The router whose turn ended comes last of those that wait; if none waits, it has to ask anew.
         """
-        link = next(iter(self._turns), None)
+        link = next(iter(self.turns), None)
         if link is None:
             return
         if self._turn_since is None:
             self._turn_since = now
         if now - self._turn_since < self._kept_limit_s or len(self._ports) < 2:
             return
-        waiting = len(self._turns) - 1
+        waiting = len(self.turns) - 1
         log.warning(
             "a router kept the engine from the others for too long: its turn is over",
             router=self._names[link],
@@ -189,11 +189,11 @@ class AttachedRouters:
             port.leave(reason)
 
     def _set_turn(self, link: int, *, wanted: bool) -> None:
-        before = next(iter(self._turns), None)
+        before = next(iter(self.turns), None)
         if wanted:
-            self._turns.setdefault(link)
+            self.turns.setdefault(link)
         else:
-            self._turns.pop(link, None)
-        if next(iter(self._turns), None) != before:
+            self.turns.pop(link, None)
+        if next(iter(self.turns), None) != before:
             self._turn_since = None
             self.report()

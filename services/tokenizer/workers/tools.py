@@ -84,7 +84,7 @@ class TaskTools:
     """Does tasks for one model. Raises ModelFilesError if its files cannot be used."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._renderer = Renderer(
+        self.renderer = Renderer(
             setup.files,
             max_rendered_chars=setup.max_rendered_chars,
             max_answer_tokens=setup.max_answer_tokens,
@@ -93,7 +93,7 @@ class TaskTools:
             request_templates=setup.request_templates,
         )
         self._pairs = PairRenderer(
-            self._renderer, instruction=setup.pair_instruction, max_answer_tokens=setup.max_answer_tokens
+            self.renderer, instruction=setup.pair_instruction, max_answer_tokens=setup.max_answer_tokens
         )
         self._checker = ConstraintChecker(
             setup.files.tokenizer_json, memory_bytes=setup.constraint_memory_bytes
@@ -103,13 +103,13 @@ class TaskTools:
     def ready(self) -> WorkerReady:
         """The facts that were found in the files."""
         return WorkerReady(
-            special_token_ids=list(self._renderer.vocabulary.special_ids),
-            max_token_id=self._renderer.vocabulary.max_id,
-            has_chat_template=self._renderer.has_chat_template,
-            template_variables=list(self._renderer.template_variables),
+            special_token_ids=list(self.renderer.vocabulary.special_ids),
+            max_token_id=self.renderer.vocabulary.max_id,
+            has_chat_template=self.renderer.has_chat_template,
+            template_variables=list(self.renderer.template_variables),
             renders_pairs=self._pairs.available,
-            reads_tools=self._renderer.reads_tools,
-            parsers=self._renderer.parsers,
+            reads_tools=self.renderer.reads_tools,
+            parsers=self.renderer.parsers,
         )
 
     def answer(self, task: Task) -> Answer:
@@ -117,7 +117,7 @@ class TaskTools:
         return answer_of(lambda: self._perform(task))
 
     def _perform(self, task: Task) -> Answer:
-        renderer = self._renderer
+        renderer = self.renderer
         match task:
             case ChatTask(turns, options, limits):
                 chat = renderer.chat(turns, options, limits)

@@ -68,7 +68,7 @@ async def test_a_core_that_exits_is_reported_with_its_status():
 async def test_a_core_that_is_killed_is_reported_with_its_signal(number: int, name: str):
     core = _core("answer")
     await core.start(lambda _: None)
-    process: Any = core._process
+    process: Any = core.process
     os.kill(process.pid, number)
     events = [event async for event in core.events()]
     assert events == [CoreFailed(f"the core process was killed by {name}")]
@@ -87,7 +87,7 @@ async def test_a_core_that_ignores_everything_is_killed():
 async def test_a_core_that_still_loads_is_ended_at_once():
     core = _core("load", stop_s=30.0)
     starting = asyncio.create_task(core.start(lambda _: None))
-    await eventually(lambda: core._exit is not None, "the process")
+    await eventually(lambda: core.process is not None, "the process")
     started = time.monotonic()
     starting.cancel()
     await core.stop()
@@ -117,7 +117,7 @@ async def test_a_killed_core_is_restarted_and_its_sequences_end(fake_router, sec
         assert router.tokens == {1: [1], 2: [2]}
         await router.submit(3, sequence_spec([5, 6], max_tokens=1))
         await eventually(lambda: app.frontend.live_sequences == 1, "the third sequence")
-        process = cores[0]._process
+        process = cores[0].process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         end = await router.end_of(3)

@@ -81,7 +81,7 @@ async def test_an_engine_follows_what_its_routers_name_stands_for(
         # Once the router itself is gone, its address is.
         await first.router.stop()
         await eventually(lambda: len(engine.app.frontend.routers) == 1, "one router left")
-        await eventually(lambda: len(engine.app._links._targets) == 1, "the old address to be dropped")
+        await eventually(lambda: len(engine.app.links) == 1, "the old address to be dropped")
         await second.serving(1)
     finally:
         await engine.stop()

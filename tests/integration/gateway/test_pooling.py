@@ -19,8 +19,8 @@ from tests.support.waiting import eventually
 async def test_a_client_that_leaves_takes_its_documents_along(start_stack: StartStack) -> None:
     stack = await start_stack(embedding(step_delay_ms=50), document_window=5)
     connection = await stack.open_stream(EMBEDDINGS, {"input": ["QZX"] * 200})
-    await eventually(lambda: len(stack.engine.app.frontend._table) > 0, "a document in the engine")
-    assert len(stack.engine.app.frontend._table) <= 5
+    await eventually(lambda: stack.engine.app.frontend.live_sequences > 0, "a document in the engine")
+    assert stack.engine.app.frontend.live_sequences <= 5
     connection.close()
     async with asyncio.timeout(2):
         await stack.idle()

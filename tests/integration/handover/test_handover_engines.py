@@ -71,7 +71,7 @@ async def ask(fleet, number, salt=""):
 
 def core_pid(app) -> int:
     """The process of an engine's core."""
-    return app.frontend._core._process.pid
+    return app.frontend.core.process.pid
 
 
 async def test_prompts_move_and_either_engine_may_be_killed(engines):

@@ -104,16 +104,16 @@ async def test_changes_that_get_lost_are_found_and_made_good(start_fleet, monkey
     fleet = await start_fleet(script=CACHING, **FAST_KV)
     index, (engine,) = fleet.router.kv_index, fleet.router.fleet
     await eventually(lambda: index.complete(engine), "the first snapshot")
-    changes, lost = PrefixCacheDelta._changes, []
+    take, lost = PrefixCacheDelta.take, []
 
     def lossy(delta):
-        messages = list(changes(delta))
-        if not lost:
-            lost.extend(messages)
-            return iter(())
-        return iter(messages)
+        messages = take(delta)
+        if lost or any(message.HasField("snapshot") for message in messages):
+            return messages
+        lost.extend(messages)
+        return []
 
-    monkeypatch.setattr(PrefixCacheDelta, "_changes", lossy)
+    monkeypatch.setattr(PrefixCacheDelta, "take", lossy)
     await fleet.answer(sequence_spec(PROMPT, max_tokens=9))
     await eventually(lambda: lost, "a message that is lost")
     other = [number + 100 for number in PROMPT]
@@ -147,7 +147,7 @@ async def test_whatever_happens_the_index_comes_to_what_the_engines_hold(start_f
             case 1:
                 engine.drop_streams()
             case 2:
-                for delta in engine.app.frontend.prefix_cache._deltas:
+                for delta in engine.app.frontend.prefix_cache.deltas:
                     delta.renew()
         await asyncio.gather(*asked)
         await fleet.serving(3)

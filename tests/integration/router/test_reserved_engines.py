@@ -65,7 +65,7 @@ async def test_an_engine_empties_though_another_router_is_busy(start_fleet, what
         assert gateway.tokens[1] == expected_tokens(prompt, 8)
         before = others[0]
         await eventually(lambda: others[0] > before + 3, "the other router's streams")
-    await eventually(lambda: not engine.app.frontend.routers._turns, "nobody for whom it is kept")
+    await eventually(lambda: not engine.app.frontend.routers.turns, "nobody for whom it is kept")
 
 
 @pytest.mark.parametrize("what", ["alone", "most of the KV"])
@@ -90,7 +90,7 @@ async def test_two_routers_take_turns(start_fleet, what):
         for gateway in (one, two):
             await gateway.ended(1, 2, 3)
             assert gateway.tokens == {n: expected_tokens(prompt, 8) for n, prompt in prompts.items()}
-    await eventually(lambda: not engine.app.frontend.routers._turns, "nobody for whom it is kept")
+    await eventually(lambda: not engine.app.frontend.routers.turns, "nobody for whom it is kept")
 
 
 async def test_the_owner_of_a_reservation_finds_its_engine_reserved(fake_router, start_fleet, monkeypatch):

@@ -89,7 +89,7 @@ async def test_an_engine_names_the_core_the_leader_by_its_key(fake_router, start
     engine = await start_engine()
     router = await fake_router.attached()
     taken = []
-    core = engine.app.frontend._core
+    core = engine.app.frontend.core
     submit = core.submit
     core.submit = lambda sequence: (taken.append(sequence), submit(sequence))
     engine.faults.stalled = True

@@ -63,7 +63,14 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
 class Fleet:
     """Services of one name, a pool that asks them, and the channels that it dialled."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, wait_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        wait_s: float = 0.2,
+        render_timeout_s: float = 20,
+    ) -> None:
         self.services = [Service(number) for number in range(2)]
         self.named = {f"127.0.0.{number}:7071": number for number in range(2)}
         self.channels: dict[int, grpc.aio.Channel] = {}
@@ -73,7 +80,7 @@ class Fleet:
         self.pool = TokenizerPool(
             [NAME],
             self._dial,
-            render_timeout_s=20,
+            render_timeout_s=render_timeout_s,
             wait_s=wait_s,
             silence_s=0.25,
             max_message_mib=1,
@@ -216,8 +223,7 @@ async def test_a_wait_for_a_service_has_an_end(tmp_path: Path, monkeypatch: pyte
 async def test_a_timeout_names_the_limit_that_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Fleet(tmp_path, monkeypatch).running() as fleet:
-        fleet.pool._render_timeout_s = 0.3
+    async with Fleet(tmp_path, monkeypatch, render_timeout_s=0.3).running() as fleet:
         with pytest.raises(ApiError, match=r"within 0\.3 seconds \(render-timeout-s\)") as late:
             await fleet.pool.tokenize(REQUEST)
         assert late.value.status == 504

@@ -59,7 +59,7 @@ async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 def streaming(pool: TokenizerPool) -> int:
-    return sum(target._stream is not None and not target._stream.ended for target in pool.targets.all)
+    return sum(target.streams for target in pool.targets.all)
 
 
 async def test_each_service_of_a_name_has_a_stream_and_its_share(
@@ -68,14 +68,14 @@ async def test_each_service_of_a_name_has_a_stream_and_its_share(
     names, seen = Names(), Counter[str]()
 
     def counted(name: str, running: RunningTokenizer) -> None:
-        servicer: Any = running.service._servicer
-        render = servicer.streams._render
+        servicer: Any = running.service.servicer
+        render = servicer.streams.render
 
         async def render_counted(request: Any) -> Any:
             seen[name] += 1
             return await render(request)
 
-        servicer.streams._render = render_counted
+        servicer.streams.render = render_counted
         names.sockets[f"127.0.0.{len(names.sockets) + 1}:7071"] = running.target
 
     for name in "ab":

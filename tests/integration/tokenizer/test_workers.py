@@ -131,7 +131,7 @@ async def test_a_killed_worker_fails_its_task_and_is_replaced(tmp_path: Path) ->
 async def test_an_idle_worker_that_dies_is_replaced_unasked(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path) as running:
         (pid,) = running.service.pool.pids
-        health = running.service._server.health
+        health = running.service.server.health
         os.kill(pid, signal.SIGKILL)
         await until(lambda: health.get(SERVICE) is False)
         await until(lambda: health.get(SERVICE) is True)
@@ -247,7 +247,7 @@ async def test_drain_lets_running_tasks_end(tmp_path: Path) -> None:
         call = asyncio.ensure_future(running.stub.Render(chat_request(("user", text))))
         await until(is_busy(pid))
         drain = asyncio.create_task(running.service.drain())
-        await until(lambda: running.service._server.health.get(SERVICE) is False)
+        await until(lambda: running.service.server.health.get(SERVICE) is False)
         assert await code_of(running.stub.Render(FINE)) == common_pb2.ERROR_CODE_DRAINING
         assert len((await call).prompts) == 1
         await drain

@@ -43,7 +43,7 @@ def test_every_request_ends_once(policy: str, traffic: str) -> None:
 
 def test_a_fleet_whose_engines_are_all_dead_goes_on() -> None:
     made = run("multi-turn", faults=(0.4, 0.4, 0.4, 0.4), slow_share=1.0)
-    assert [engine.slowness for engine in made._engines.values()] == [3.0] * 3
+    assert [engine.slowness for engine in made.engines.values()] == [3.0] * 3
     assert made.idle
 
 

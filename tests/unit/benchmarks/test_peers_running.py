@@ -154,7 +154,7 @@ def test_what_was_measured_before_a_server_died_is_told() -> None:
     options = Namespace(streams=[1], repeats=1)
 
     def run(*arguments: Any) -> str | None:
-        return compare._run(Breaks(*arguments), options)  # type: ignore[arg-type]
+        return compare.measured(Breaks(*arguments), options)  # type: ignore[arg-type]
 
     assert run([1], PeerError("it died")) == "it died"
     assert run([1], KeyboardInterrupt()) == "Ctrl-C"

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from catenary.client import AsyncClient
 from catenary.client.async_client import TextReader, stop_strings
+from catenary.client.text import TextSide
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2
+from tests.support.rpc_fakes import SECRETS, FakeRouter, serving
 from tests.support.tiny_tokenizer import byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")
@@ -61,17 +63,17 @@ def test_forms_of_stop() -> None:
             stop_strings(empty)
 
 
-async def test_an_end_may_come_after_its_stop_token() -> None:
-    class Texts:
-        async def vocabulary(self, _model: str) -> Vocabulary:
-            return VOCABULARY
+async def test_an_end_may_come_after_its_stop_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def vocabulary(_side: TextSide, _model: str) -> Vocabulary:
+        return VOCABULARY
 
-    async def answer(_request: router_pb2.GenerateRequest) -> AsyncIterator[router_pb2.GenerateResponse]:
+    async def answer(*_: Any) -> AsyncIterator[router_pb2.GenerateResponse]:
         yield router_pb2.GenerateResponse(token_ids=byte_ids("ab"))
         stop = common_pb2.SequenceEnd(reason=common_pb2.FINISH_REASON_STOP, stop_token_id=byte_ids("b")[0])
         yield router_pb2.GenerateResponse(end=stop)
 
-    client: Any = AsyncClient("unix:/nowhere")
-    client._text, client._generate = Texts(), answer
-    deltas = [delta async for delta in client._deltas([1], "m", (), {})]
+    monkeypatch.setattr(TextSide, "vocabulary", vocabulary)
+    monkeypatch.setattr(FakeRouter, "Generate", answer)
+    async with serving() as running, AsyncClient(running.target, secret=SECRETS.client) as client:
+        deltas = [delta async for delta in client.stream_complete([1], model="m")]
     assert ("".join(delta.text for delta in deltas), deltas[-1].finish_reason) == ("ab", "stop")

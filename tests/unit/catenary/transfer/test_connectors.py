@@ -144,15 +144,15 @@ def test_a_receiver_that_stops_reading_is_given_up(tmp_path: Path) -> None:
         # The only place is taken by one who has shown a ticket: it is his until his time is over.
         assert fault_of(serving.fetch) is TransferFault.BUSY
         server: Any = serving.server
-        wait_for(lambda: not server._server._open)
+        wait_for(lambda: len(server.server) == 0)
     assert serving.source.over == []
     serving.server.close()
 
 
-def test_a_full_engine_says_so(serving: Serving) -> None:
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+def test_a_full_engine_says_so(kind: str, tmp_path: Path) -> None:
     """Also to one who is not quick enough to ask before it hangs up."""
-    server: Any = serving.server
-    server._server._places = 0
+    serving = Serving(BUILTIN[kind], tmp_path, max_transfers=0)
     assert [fault_of(serving.fetch) for _ in range(20)] == [TransferFault.BUSY] * 20
 
 
@@ -171,20 +171,20 @@ def test_an_engine_without_threads_is_full(serving: Serving, monkeypatch: pytest
 def test_kv_does_not_pile_up_for_who_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serving = Serving(BUILTIN["shm"], tmp_path, timeout_s=0.3)
     filled: list[int] = []
-    fill = shm._fill
+    fill = shm.fill
 
     def counted(memory: int, parts: Any) -> None:
         filled.append(memory)
         fill(memory, parts)
 
-    monkeypatch.setattr(shm, "_fill", counted)
+    monkeypatch.setattr(shm, "fill", counted)
     fetch = Fetch(
         serving.source.ticket, serving.address, BINDING, LAYOUT, 0, BLOCKS, SIZE, CHUNK, time.monotonic() + 5
     )
     with serving.connect() as peer:
         peer.sendall(make_request(fetch, peer.recv(GREETING_BYTES)[-16:]))
         server: Any = serving.server
-        wait_for(lambda: filled and not server._server._open)
+        wait_for(lambda: filled and len(server.server) == 0)
     assert len(filled) == 1
     serving.server.close()
 

@@ -118,9 +118,8 @@ def test_who_is_not_the_engine_of_the_offer_is_not_believed(
     serving.server.close()
 
 
-def test_a_full_engine_says_so(serving: Serving) -> None:
-    server: Any = serving.server
-    server._server._places = 0
+def test_a_full_engine_says_so(certificates: dict[str, TlsPaths], tmp_path: Path) -> None:
+    serving = Serving(TlsConnector, tmp_path, tls=certificates["engine"], max_transfers=0)
     assert [fault_of(serving.fetch) for _ in range(20)] == [TransferFault.BUSY] * 20
 
 
@@ -148,7 +147,7 @@ def test_a_connection_that_cannot_be_wrapped_is_a_fault_and_closed(
     # Of tests that ran before.
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    fault = fault_of(lambda: connector._dialled(dialled, host, time.monotonic() + 5))
+    fault = fault_of(lambda: connector.wrapped(dialled, host, time.monotonic() + 5))
     assert fault is (TransferFault.BUSY if host == "127.0.0.1" else TransferFault.UNREACHABLE)
     dialled.close()
     gc.collect()

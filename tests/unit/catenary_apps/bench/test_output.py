@@ -73,7 +73,7 @@ def test_an_output_that_takes_nothing_does_not_take_the_file_too(
 
 def test_a_path_of_other_bytes_than_characters_is_written_as_well_as_can_be() -> None:
     config = BenchServeConfig(dataset_path=Path(os.fsdecode(b"/tmp/\xff")))
-    document = serve._document(config, None, [], datetime.now(UTC))
+    document = serve.result_document(config, None, [], datetime.now(UTC))
     assert (
         json.loads(msgspec.json.encode(document))["options"]["dataset_path"]
         == "/tmp/\N{REPLACEMENT CHARACTER}"

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from catenary.loop_thread import daemon_thread, join_daemons
-from catenary_apps.llm import calls
+from catenary_apps.llm.calls import EngineUse
 
 # A hang is for ever.
 HANGS_S = 60.0
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> calls._Use:
-    monkeypatch.setattr(calls, "_QUIET_S", HANGS_S * 10)
-    return calls._Use()
+def use() -> EngineUse:
+    return EngineUse(quiet_s=HANGS_S * 10)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def thread() -> Iterator[Callable[[Callable[[], object]], threading.Thread]]:
         one.join(HANGS_S)
 
 
-def end(use: calls._Use) -> threading.Event:
+def end(use: EngineUse) -> threading.Event:
     """Set once the end does not wait any more."""
     over = threading.Event()
 
@@ -47,7 +46,7 @@ def end(use: calls._Use) -> threading.Event:
     return over
 
 
-def refuses(use: calls._Use) -> bool:
+def refuses(use: EngineUse) -> bool:
     try:
         with use.call():
             return False
@@ -55,13 +54,13 @@ def refuses(use: calls._Use) -> bool:
         return "the program has ended" in str(error)
 
 
-def test_an_end_without_threads_waits_for_nothing(use: calls._Use) -> None:
+def test_an_end_without_threads_waits_for_nothing(use: EngineUse) -> None:
     use.end()
     assert refuses(use)
 
 
 def test_a_thread_may_go_on_and_make_further_calls(
-    use: calls._Use, thread: Callable[[Callable[[], object]], threading.Thread]
+    use: EngineUse, thread: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
     begun, go, made = threading.Event(), threading.Event(), list[bool]()
 
@@ -83,11 +82,9 @@ def test_a_thread_may_go_on_and_make_further_calls(
 
 
 def test_a_thread_that_makes_no_call_for_a_while_is_not_waited_for(
-    use: calls._Use,
     thread: Callable[[Callable[[], object]], threading.Thread],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calls, "_QUIET_S", 0.01)
+    use = EngineUse(quiet_s=0.01)
     go = threading.Event()
     living = thread(lambda: go.wait(HANGS_S))
     use.end()
@@ -96,7 +93,7 @@ def test_a_thread_that_makes_no_call_for_a_while_is_not_waited_for(
     go.set()
 
 
-def test_a_daemon_that_makes_one_call_after_another_does_not_hold_the_end(use: calls._Use) -> None:
+def test_a_daemon_that_makes_one_call_after_another_does_not_hold_the_end(use: EngineUse) -> None:
     """It stops there, and raises nothing that Python would report."""
     begun, ended = threading.Event(), threading.Event()
 

@@ -266,14 +266,15 @@ def test_reaping_goes_on_past_a_thread_that_has_ended(monkeypatch: pytest.Monkey
     assert reap_orphans(others) == [child.pid]
 
 
-def test_log_that_cannot_be_written_is_refused_at_first_and_left_out_later(tmp_path: Path) -> None:
+def test_log_that_cannot_be_written_is_refused_at_first_and_left_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.log.1").mkdir()
     (tmp_path / "a.log").touch()
     with pytest.raises(StartRefused, match=r"a\.log cannot be written: Is a directory"):
         ChildLog(tmp_path / "a.log")
-    (tmp_path / "full.log").symlink_to("/dev/full")
+    full = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+    monkeypatch.setattr(Path, "open", lambda *_, **__: full)
     log = ChildLog(tmp_path / "b.log")
-    log.close()
-    log._file = (tmp_path / "full.log").open("wb", buffering=0)
     log.write("line")
     log.close()

@@ -201,14 +201,14 @@ def test_blocks_that_the_sender_s_memory_lost_do_not_pass(
     """What is read after it was checked is another thing than what was checked."""
     import catenary.transfer.tcp as tcp
 
-    send = tcp._send_chunk
+    send = tcp.send_chunk
 
     def flip(sock: Any, digests: list[bytes], blocks: memoryview) -> None:
         changed = bytearray(blocks)
         changed[len(changed) // 2] ^= 1
         send(sock, digests, memoryview(changed))
 
-    monkeypatch.setattr(tcp, "_send_chunk", flip)
+    monkeypatch.setattr(tcp, "send_chunk", flip)
     book: Any = prefill.engine.handover._offers
     connector = FaultyConnector(prefill.engine.handover._connectors[0].settings)
     address = connector.serve(book)

@@ -7,18 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from services.engine.runner.execution import StepGate
 
 
-def waits(gate: StepGate, step: int) -> bool:
-    """Whether `wait` would wait now."""
-    event = gate._open.get(step)
-    return event is not None and not event.is_set()
-
-
 def test_a_lone_step_is_looked_at_once_it_has_ended() -> None:
     gate = StepGate()
     gate.given(1)
     gate.begins(1)
     gate.forward_begins()
-    assert waits(gate, 1)
+    assert gate.waits(1)
     gate.ended(1)
     gate.wait(1)
 
@@ -29,12 +23,12 @@ def test_with_another_behind_it_once_that_ones_forward_begins() -> None:
     gate.begins(1)
     gate.given(2)
     gate.ended(1)
-    assert waits(gate, 1)
+    assert gate.waits(1)
     gate.begins(2)
-    assert waits(gate, 1)
+    assert gate.waits(1)
     gate.forward_begins()
     gate.wait(1)
-    assert waits(gate, 2)
+    assert gate.waits(2)
 
 
 def test_a_step_without_a_forward_lets_the_one_before_go_at_its_end() -> None:
@@ -56,7 +50,7 @@ def test_a_step_that_waits_for_masks_lets_the_one_before_go_whatever_its_forward
     gate.begins(2)
     gate.computed(2)
     gate.wait(1)
-    assert waits(gate, 2)
+    assert gate.waits(2)
 
 
 def test_a_step_that_the_device_never_got_holds_up_nobody() -> None:
@@ -96,4 +90,4 @@ def test_two_threads() -> None:
     assert [step for what, step in seen if what == "forward"] == list(range(1, last + 1))
     assert [step for what, step in seen if what == "looked"] == list(range(1, last))
     # Nothing is kept of what was looked at.
-    assert not gate._open
+    assert len(gate) == 0

@@ -60,7 +60,7 @@ def make(setups: dict[str, WorkerSetup]) -> Callable[[str], tuple[SmallChats, Po
     def made(name: str = "chatml") -> tuple[SmallChats, Pool]:
         pool = Pool(tools[name])
         # What a worker has, without the measurement: this machine may be busy.
-        return SmallChats(pool, pool.tools._renderer, 1024), pool
+        return SmallChats(pool, pool.tools.renderer, 1024), pool
 
     return made
 

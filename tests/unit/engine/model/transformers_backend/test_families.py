@@ -102,8 +102,8 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     alone, batch = reference(family, directory), prompts()
     model = check_logits(family, directory, alone, batch[0])
     core, outputs, preempted = run_engine(directory, model.kv_bytes_per_token(), batch)
-    served: Any = core.engine.runner
-    assert served._model.backend == "transformers"
+    served: Any = core.engine.model
+    assert served.backend == "transformers"
     assert preempted > 0
     assert [output.end.cached_tokens > 0 for output in outputs if output.end] == [False] * 4 + [True]
     for prompt, output in zip(batch, outputs, strict=True):
