@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-using catenary::Ahead;
+using catenary::Prefetch;
 using catenary::Foresight;
 using catenary::Hand;
 using catenary::Team;
@@ -104,7 +104,7 @@ class Disturbance {
 struct Forward {
   std::vector<std::vector<int64_t>> rows;
   std::vector<uint8_t> weights = std::vector<uint8_t>(1 << 16);
-  std::vector<Ahead> aheads;
+  std::vector<Prefetch> aheads;
 };
 
 // An item of a phase: of two items of the phase before it.
@@ -123,7 +123,7 @@ void run_forward(Team& team, unsigned seed) {
   Random random(seed);
   auto forward = std::make_unique<Forward>();
   forward->aheads.resize(static_cast<size_t>(team.size()));
-  for (Ahead& ahead : forward->aheads) {
+  for (Prefetch& ahead : forward->aheads) {
     for (int part = 0; part < 8; ++part) {
       ahead.add(forward->weights.data() + part * 8192, 8192, part % 2 == 0);
     }
