@@ -87,6 +87,6 @@ def settle_compile(core: LocalCore) -> None:
     """Waits until nobody waits for a constraint, without a step."""
     deadline = time.monotonic() + WAIT_S
     work: Any = core.work
-    while len(work._constrained):
+    while len(work.constrained):
         assert time.monotonic() < deadline
-        work._constrained.admit()
+        work.constrained.admit()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.support.torch_engine import KINDS
 
@@ -18,6 +19,16 @@ def save_encoder(kind: str, directory: Path, **changes: Any) -> Any:
     """Writes a random body of this model type and returns it."""
     name, offset = ENCODERS[kind]
     return _save(getattr(transformers, name), offset, directory, {"add_pooling_layer": False}, changes)
+
+
+def break_token(directory: Path, token: int) -> None:
+    """Make what follows from a token no number, in the checkpoint of any model."""
+    for file in directory.glob("*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if name.endswith(("word_embeddings.weight", "wte.weight")):
+                weight[token] = torch.nan
+        save_file(weights, file, metadata={"format": "pt"})
 
 
 def save_cross_encoder(kind: str, directory: Path, **changes: Any) -> Any:

@@ -85,9 +85,7 @@ class Paged:
 
     def written(self) -> torch.Tensor:
         """All that the caches hold."""
-        return torch.cat(
-            [part.flatten() for cache in self.model._caches for part in (cache.key, cache.value)]
-        )
+        return torch.cat([part.flatten() for cache in self.model.caches for part in (cache.key, cache.value)])
 
     def decode(self, ats: dict[int, int]) -> list[torch.Tensor]:
         """One forward of a token of each of these rows."""

@@ -143,7 +143,7 @@ class PlanChecks:
         ageing = (max(self.setup.priorities) - min(self.setup.priorities)) * config.priority_ageing_steps
         for key, reference in self.live.items():
             runs = reference.sequence.status is SequenceStatus.RUNNING
-            rests = key in self.scheduler._running.resting
+            rests = key in self.scheduler.running.resting
             ends = reference.length >= reference.sequence.longest
             if key in served or not runs or ends or rests:
                 reference.idle_decodes = reference.idle_prefills = 0
@@ -171,12 +171,11 @@ class PlanChecks:
 
     def _held(self) -> set[int]:
         """Keys of what waits for another's prompt."""
-        groups = self.scheduler._shared._of.values()
-        return {sequence.key for shared in groups for sequence in shared.held}
+        return {sequence.key for sequence in self.scheduler.shared.held()}
 
     def _kept(self) -> list[int]:
         """Blocks of shared prompts; a prompt has each once."""
-        return [block for table in self.scheduler._shared.tables() for block in table]
+        return [block for table in self.scheduler.shared.tables() for block in table]
 
     def _members(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that end and are preempted together with this one."""

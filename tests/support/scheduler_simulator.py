@@ -159,7 +159,7 @@ class Simulator(BeamEvents):
         before = {key: reference.sequence.status for key, reference in self.live.items()}
         ending = any(reference.length >= reference.sequence.longest for reference in self.live.values())
         free, growing = self.pool.free_count, self._growing()
-        resting = set(self.scheduler._running.resting)
+        resting = set(self.scheduler.running.resting)
         plan = self.scheduler.plan()
         if plan is None:
             # Something is in flight, and what is not can only wait for it.
@@ -213,7 +213,7 @@ class Simulator(BeamEvents):
         used = {block for reference in running for block in reference.sequence.block_table}
         assert load.used_blocks == len(used.union(self._kept()))
         self.counts["prompts that outlive their sequences"] += not used.issuperset(self._kept())
-        resting = self.scheduler._running.resting
+        resting = self.scheduler.running.resting
         starts = [r for r in running if self._prefills(r) and r.sequence.key not in resting]
         rests = sum(r.length - r.computed for r in starts)
         waiting = sum(len(r.sequence.token_ids) for r in references if r not in running)

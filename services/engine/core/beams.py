@@ -202,6 +202,10 @@ class BeamSearches:
         self._live: dict[int, _Live] = {}
         self._last_key = 0
 
+    def __len__(self) -> int:
+        """Number of searches that have not ended."""
+        return len(self._live)
+
     def submit(self, message: SubmitSequence, options: BeamOptions) -> None:
         """Queue a search. Raises as `Scheduler.add_beams` does."""
         lead = sequence_from(message, self._eos_token_ids)

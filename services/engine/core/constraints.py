@@ -234,7 +234,7 @@ class ConstrainedSequences:
         self._waiting = WaitingConstraints(grammars, wake)
         # Key of a waiting sequence -> key of the sequence that computes the same prompt, or 0.
         self._same_prompt_as: dict[int, int] = {}
-        self._restrictions: dict[int, Restriction] = {}
+        self.restrictions: dict[int, Restriction] = {}
         self._refused = 0
         self._masks = 0
         self._seconds = 0.0
@@ -279,7 +279,7 @@ class ConstrainedSequences:
         if restriction is None:
             self._same_prompt_as[sequence.key] = same_prompt_as
             return False
-        self._restrictions[sequence.key] = restriction
+        self.restrictions[sequence.key] = restriction
         return True
 
     def admit(self) -> None:
@@ -290,7 +290,7 @@ class ConstrainedSequences:
                 self._refused += 1
                 self._refuse(sequence, CoreErrorCode.INVALID_ARGUMENT, str(result), _PARAM)
                 continue
-            self._restrictions[sequence.key] = result
+            self.restrictions[sequence.key] = result
             try:
                 self._scheduler.add(sequence, same_prompt_as or None)
             except SequenceRefused as refused:
@@ -316,11 +316,11 @@ class ConstrainedSequences:
 
     def forget(self, key: int) -> None:
         """Drop the restriction of a sequence that ended, if it has one."""
-        self._restrictions.pop(key, None)
+        self.restrictions.pop(key, None)
 
     def concern(self, plan: StepPlan) -> bool:
         """Return True if the plan samples for a constrained sequence."""
-        return bool(self._restrictions) and any(sequence.constrained for sequence in plan.sampling())
+        return bool(self.restrictions) and any(sequence.constrained for sequence in plan.sampling())
 
     def restrict(self, step: LaunchedStep) -> None:
         """Launch the rest of a step whose forwards were launched, with masks that know all tokens so far."""
@@ -340,7 +340,7 @@ class ConstrainedSequences:
         rows: list[int] = []
         found: list[tuple[Sequence, Restriction]] = []
         for row, sequence in enumerate(plan.sampling()):
-            restriction = self._restrictions.get(sequence.key)
+            restriction = self.restrictions.get(sequence.key)
             if restriction is not None and not sequence.finished:
                 rows.append(row)
                 found.append((sequence, restriction))
@@ -355,7 +355,7 @@ class ConstrainedSequences:
     def follow(self, outcome: Outcome) -> Outcome | None:
         """Return the outcome of a constrained sequence's token; None if the sequence failed by it."""
         sequence, token_id = outcome.sequence, outcome.token_id
-        taken, restriction = Taken.GOES_ON, self._restrictions.get(sequence.key)
+        taken, restriction = Taken.GOES_ON, self.restrictions.get(sequence.key)
         if token_id is not None and restriction is not None:
             taken = restriction.take(token_id)
         if taken is Taken.ENDED:
@@ -373,7 +373,7 @@ class ConstrainedSequences:
         """End a sequence for which no token is left: its text may be complete. False if unconstrained."""
         if not sequence.constrained:
             return False
-        restriction = self._restrictions.get(sequence.key)
+        restriction = self.restrictions.get(sequence.key)
         if restriction is None or not restriction.complete:
             self._fail(sequence, _NOTHING_LEFT)
             return True

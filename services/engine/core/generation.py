@@ -152,11 +152,11 @@ class GenerationWork:
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
         self._max_beam_width = engine.max_beam_width
-        self._beams = BeamSearches(engine.scheduler, engine.ready.model.eos_token_ids)
+        self.beams = BeamSearches(engine.scheduler, engine.ready.model.eos_token_ids)
         self._handover = engine.handover
         self._handover.attach(wake)
         self._columns = StepBuilder()
-        self._constrained = ConstrainedSequences(
+        self.constrained = ConstrainedSequences(
             engine.grammars,
             engine.scheduler,
             self._columns,
@@ -165,7 +165,7 @@ class GenerationWork:
             wake=wake,
         )
         self.kv_event_delta = KvEventDelta(engine.scheduler.kv_events)
-        self._in_flight: LaunchedStep | None = None
+        self.in_flight: LaunchedStep | None = None
         self._ended_steps = 0
         self._generated = 0
         self._failed_steps = 0
@@ -173,16 +173,16 @@ class GenerationWork:
     @property
     def busy(self) -> bool:
         """See `loop.Work`. A step in flight counts."""
-        return self.steppable or len(self._constrained) + len(self._handover) > 0
+        return self.steppable or len(self.constrained) + len(self._handover) > 0
 
     @property
     def steppable(self) -> bool:
-        return self._scheduler.has_work or self._in_flight is not None
+        return self._scheduler.has_work or self.in_flight is not None
 
     @property
     def patience(self) -> float | None:
         """See `loop.Work`. A constraint that is compiled wakes the loop."""
-        limits = (self._constrained.patience, self._handover.patience)
+        limits = (self.constrained.patience, self._handover.patience)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -206,21 +206,21 @@ class GenerationWork:
         """End a sequence wherever it is, and withdraw the offer of one that has ended."""
         finished = self._scheduler.end(key, FinishReason.ABORT)
         if finished is not None:
-            self._beams.forget(key)
+            self.beams.forget(key)
             self._columns.add_outcome(finished, None)
-            self._constrained.forget(key)
+            self.constrained.forget(key)
         elif (waiting := self._handover.abort(key)) is not None:
             waiting.finish()
             self._columns.add_outcome(Finished(waiting, None, FinishReason.ABORT), None)
         else:
-            self._constrained.abort(key)
+            self.constrained.abort(key)
 
     def _admit_waiting(self) -> bool:
         """Queue sequences whose KV or constraint has come. True if blocks came free meanwhile."""
         arrived, freed = self._handover.turn()
         for sequence, message in arrived:
             self._enter(sequence, message)
-        self._constrained.admit()
+        self.constrained.admit()
         return freed
 
     def _enter(self, sequence: Sequence, message: SubmitSequence) -> None:
@@ -231,8 +231,8 @@ class GenerationWork:
                 self._scheduler.add(prompt_alone(message))
             elif message.beams is not None:
                 check_beams(message.beams, message, self._max_beam_width)
-                self._beams.submit(message, message.beams)
-            elif constraint is None or self._constrained.add(sequence, constraint, leader):
+                self.beams.submit(message, message.beams)
+            elif constraint is None or self.constrained.add(sequence, constraint, leader):
                 self._scheduler.add(sequence, leader or None)
         except SequenceRefused as refusal:
             self._refuse(sequence, refusal.code, refusal.message, refusal.param)
@@ -243,7 +243,7 @@ class GenerationWork:
         self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
     ) -> None:
         self._columns.add_failure(sequence, code, message, param)
-        self._constrained.forget(sequence.key)
+        self.constrained.forget(sequence.key)
         self._handover.forget(sequence.key)
 
     # Steps.
@@ -253,13 +253,13 @@ class GenerationWork:
         freed = self._admit_waiting()
         begun = self._begin()
         if self._overlaps:
-            begun, self._in_flight = self._in_flight, begun
+            begun, self.in_flight = self.in_flight, begun
             if begun is not None:
                 self._finish(begun)
-            if self._in_flight is not None:
-                self._constrained.restrict(self._in_flight)
+            if self.in_flight is not None:
+                self.constrained.restrict(self.in_flight)
         elif begun is not None:
-            self._constrained.restrict(begun)
+            self.constrained.restrict(begun)
             self._finish(begun)
         return begun is not None or bool(self._columns) or freed
 
@@ -282,16 +282,16 @@ class GenerationWork:
         load, counts = self._scheduler.load(), self._scheduler.counts
         return CoreLoad(
             running=load.running,
-            waiting=load.waiting + len(self._constrained) + len(self._handover),
+            waiting=load.waiting + len(self.constrained) + len(self._handover),
             used_blocks=load.used_blocks,
-            pending_prefill_tokens=load.pending_prefill_tokens + self._constrained.tokens,
+            pending_prefill_tokens=load.pending_prefill_tokens + self.constrained.tokens,
             steps=self._ended_steps,
             generated_tokens=self._generated,
             prompt_tokens=counts.prompt_tokens,
             cached_prompt_tokens=counts.cached_prompt_tokens,
             preemptions=counts.preemptions,
             graphs=self._graph_load(),
-            constraints=self._constrained.load(),
+            constraints=self.constrained.load(),
             transfers=self._handover.load(),
         )
 
@@ -313,7 +313,7 @@ class GenerationWork:
             plan = self._scheduler.plan()
         if plan is None:
             return None
-        step = self._runner.launch(plan, masked=self._constrained.concern(plan))
+        step = self._runner.launch(plan, masked=self.constrained.concern(plan))
         self._recorder.launched(step.number)
         return step
 
@@ -358,7 +358,7 @@ class GenerationWork:
         stuck: list[Sequence] = []
         for sequence, token in result.sampled:
             if sequence.group is not None and token.status is not RowStatus.NOT_FINITE:
-                self._beams.note(sequence, sequence.group, token)
+                self.beams.note(sequence, sequence.group, token)
             elif token.token_id is not None:
                 ids[sequence.key] = token.token_id
                 if token.logprob is not None:
@@ -370,7 +370,7 @@ class GenerationWork:
         broken += [scores.sequence for scores in result.prompts if not scores.finite]
         # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
-        stuck = [sequence for sequence in stuck if not self._constrained.end_stuck(sequence)]
+        stuck = [sequence for sequence in stuck if not self.constrained.end_stuck(sequence)]
         self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
         self._add_prompt_scores(result)
         outcomes = self._scheduler.commit(plan, ids)
@@ -385,17 +385,17 @@ class GenerationWork:
             self._generated += 1
             if not outcome.sequence.constrained:
                 self._columns.add_outcome(outcome, scored.get(outcome.sequence.key))
-            elif (followed := self._constrained.follow(outcome)) is not None:
+            elif (followed := self.constrained.follow(outcome)) is not None:
                 self._columns.add_outcome(followed, scored.get(outcome.sequence.key))
 
     def _branch(self, group: BeamGroup) -> None:
         """Choose the next tokens of a beam search, or end it."""
-        found = self._beams.advance(group)
+        found = self.beams.advance(group)
         if found is None:
             self._generated += len(group.active)
         elif found:
             self._scheduler.end(group.lead.key, found[0].reason)
-            self._beams.forget(group.lead.key)
+            self.beams.forget(group.lead.key)
             if self._columns.numbers > _MANY_NUMBERS:
                 # Together with others it could be too much for one message.
                 self._report()
@@ -419,9 +419,9 @@ class GenerationWork:
         for sequence in sequences:
             ended = self._scheduler.end(sequence.key, FinishReason.ERROR)
             if ended is not None:
-                self._beams.forget(ended.sequence.key)
+                self.beams.forget(ended.sequence.key)
                 self._columns.add_failure(ended.sequence, code, message)
-                self._constrained.forget(ended.sequence.key)
+                self.constrained.forget(ended.sequence.key)
 
 
 def check_token_ids(message: SubmitSequence, vocab_size: int) -> None:

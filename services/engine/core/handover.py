@@ -120,7 +120,7 @@ class OfferBook:
         self._transfer_blocks = transfer_blocks
         self._copies = copies
         self._block_size = block_size
-        self._clock = clock
+        self.clock = clock
         self._host = host_id()
         self.terms: OfferTerms | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -129,7 +129,7 @@ class OfferBook:
         self._by_name: dict[bytes, _Offer] = {}
         # Transfers under way, by offer.
         self._readers: Counter[int] = Counter()
-        self._reads: deque[PendingRead] = deque()
+        self.reads: deque[PendingRead] = deque()
         self._fetched: deque[int] = deque()
         self.blocks = 0
         self._freed = False
@@ -167,7 +167,7 @@ class OfferBook:
 
     def read(self, offered: Offered, first: int, count: int) -> PendingRead:
         read = PendingRead(offered, first, count)
-        self._reads.append(read)
+        self.reads.append(read)
         self._wake()
         return read
 
@@ -183,7 +183,7 @@ class OfferBook:
         tokens, ticket = sequence.prompt_len, new_ticket()
         binding = prompt_name(sequence, tokens, self._block_size)
         offered = Offered(sequence.key, ticket, binding, terms.layout, len(blocks), self._copies.block_bytes)
-        offer = _Offer(offered, name_of(ticket), blocks, self._clock() + terms.ttl_s)
+        offer = _Offer(offered, name_of(ticket), blocks, self.clock() + terms.ttl_s)
         with self._lock:
             self._offers[sequence.key] = self._by_name[offer.name] = offer
         self.blocks += len(blocks)
@@ -213,10 +213,10 @@ class OfferBook:
 
     def patience(self) -> float | None:
         """Return the seconds until something falls due; None: nothing does."""
-        if self._reads or self._fetched:
+        if self.reads or self._fetched:
             return 0.0
         oldest = self._oldest()
-        return None if oldest is None else max(0.0, self._offers[oldest].expires - self._clock())
+        return None if oldest is None else max(0.0, self._offers[oldest].expires - self.clock())
 
     def turn(self) -> bool:
         """End offers that are over, and begin reads. True if blocks came free since the last turn."""
@@ -226,8 +226,8 @@ class OfferBook:
                 self._transfer_blocks.release(self._drop(key))
                 self.fetched_count += 1
         self._end_old()
-        for _ in range(min(self._copies.per_turn, len(self._reads))):
-            self._begin(self._reads.popleft())
+        for _ in range(min(self._copies.per_turn, len(self.reads))):
+            self._begin(self.reads.popleft())
         freed, self._freed = self._freed, False
         return freed
 
@@ -236,7 +236,7 @@ class OfferBook:
         while (oldest := next(iter(self._offers), None)) is not None and oldest not in self._transfer_blocks:
             self._drop(oldest)
             self.evicted += 1
-        now = self._clock()
+        now = self.clock()
         while (oldest := self._oldest()) is not None and self._offers[oldest].expires <= now:
             self._transfer_blocks.release(self._drop(oldest))
             self.expired += 1
@@ -275,57 +275,57 @@ class Handover:
         connectors: tuple[Connector, ...] = (),
     ) -> None:
         self._scheduler = scheduler
-        self._offers = offers
-        self._arrivals = arrivals
-        self._connectors = connectors
+        self.offers = offers
+        self.arrivals = arrivals
+        self.connectors = connectors
 
     def __len__(self) -> int:
         """Number of sequences that wait for KV."""
-        return 0 if self._arrivals is None else len(self._arrivals)
+        return 0 if self.arrivals is None else len(self.arrivals)
 
     def attach(self, wake: Callable[[], None]) -> None:
         """Set the function that wakes the loop, from any thread."""
-        for part in (self._offers, self._arrivals):
+        for part in (self.offers, self.arrivals):
             if part is not None:
                 part.attach(wake)
 
     @property
     def patience(self) -> float | None:
         """Seconds until something is to be done; None: until a thread wakes the loop."""
-        limits = [part.patience() for part in (self._offers, self._arrivals) if part is not None]
+        limits = [part.patience() for part in (self.offers, self.arrivals) if part is not None]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def begin(self, sequence: Sequence, message: SubmitSequence) -> bool:
         """Return True if the sequence waits for KV, or for one that does; `turn` gives it back."""
-        return self._arrivals is not None and self._arrivals.begin(sequence, message)
+        return self.arrivals is not None and self.arrivals.begin(sequence, message)
 
     def turn(self) -> tuple[list[Waiting], bool]:
         """Do what is due. Return the sequences to be queued, and whether blocks came free."""
-        freed = self._offers is not None and self._offers.turn()
-        if self._arrivals is None:
+        freed = self.offers is not None and self.offers.turn()
+        if self.arrivals is None:
             return [], freed
-        self._arrivals.turn()
-        return self._arrivals.ready(), freed
+        self.arrivals.turn()
+        return self.arrivals.ready(), freed
 
     def abort(self, key: int) -> Sequence | None:
         """Take out a sequence that waits, and return it; or withdraw the offer of one that ended."""
-        if self._offers is not None:
-            self._offers.withdraw(key)
-        return None if self._arrivals is None else self._arrivals.abort(key)
+        if self.offers is not None:
+            self.offers.withdraw(key)
+        return None if self.arrivals is None else self.arrivals.abort(key)
 
     def offer(self, sequence: Sequence) -> OfferedKv | None:
         """Offer KV that was computed for another engine; None if it was evicted already."""
-        return None if self._offers is None else self._offers.offer(sequence)
+        return None if self.offers is None else self.offers.offer(sequence)
 
     def forget(self, key: int) -> None:
         """Free KV that came for a sequence that ended before the scheduler had it."""
-        if self._arrivals is not None:
+        if self.arrivals is not None:
             self._scheduler.transfer_blocks.release(key)
 
     def load(self) -> TransferLoad:
         """Return the figures of transfers since the start."""
         load = TransferLoad()
-        if (book := self._offers) is not None:
+        if (book := self.offers) is not None:
             load = TransferLoad(
                 made=book.made,
                 fetched=book.fetched_count,
@@ -336,7 +336,7 @@ class Handover:
                 blocks=book.blocks,
                 bytes_sent=book.bytes_sent,
             )
-        if (arrivals := self._arrivals) is not None:
+        if (arrivals := self.arrivals) is not None:
             faults, lost = dict(arrivals.faults), self._scheduler.forfeited
             if lost:
                 no_blocks = TransferFault.NO_BLOCKS.value
@@ -352,9 +352,9 @@ class Handover:
 
     def close(self) -> None:
         """End the connectors and tell all threads to end."""
-        if self._arrivals is not None:
-            self._arrivals.close()
-        for connector in self._connectors:
+        if self.arrivals is not None:
+            self.arrivals.close()
+        for connector in self.connectors:
             connector.close()
 
 

@@ -298,7 +298,7 @@ class PagedModel(ABC):
         self.device = device
         # 0 until `allocate_kv`.
         self.block_size = 0
-        self._caches: tuple[LayerCache, ...] = ()
+        self.caches: tuple[LayerCache, ...] = ()
         self._windows: list[int | None] = []
         # Slots from here on take the writes of padding.
         self._padding_start = 0
@@ -338,10 +338,8 @@ class PagedModel(ABC):
         self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
         self._padding_start = num_blocks * block_size
         slots = self._padding_start + block_size
-        self._caches = tuple(
-            LayerCache.allocate(self.device, spec, slots, self.dtype) for spec in self.layers
-        )
-        self._attach(self._caches)
+        self.caches = tuple(LayerCache.allocate(self.device, spec, slots, self.dtype) for spec in self.layers)
+        self._attach(self.caches)
 
     @abstractmethod
     def _attach(self, caches: Sequence[LayerCache]) -> None:
@@ -350,7 +348,7 @@ class PagedModel(ABC):
     @torch.inference_mode()
     def clear_blocks(self, blocks: torch.Tensor) -> None:
         """Zero blocks in all layers. blocks int64 [N] on the device; an id may come more than once."""
-        for cache in self._caches:
+        for cache in self.caches:
             cache.clear_blocks(blocks, self.block_size)
 
     @torch.inference_mode()
@@ -360,7 +358,7 @@ class PagedModel(ABC):
         sources, targets, tokens int64 [N] each on the device. All sources are read before a target is
         written. Targets are distinct, but for padding, which copies one block to itself.
         """
-        for cache in self._caches:
+        for cache in self.caches:
             cache.copy_blocks(sources, targets, tokens, self.block_size)
 
     @torch.inference_mode()
@@ -369,7 +367,7 @@ class PagedModel(ABC):
 
         Returns [N, block_size * numbers of a token's KV]: a block's layers in order, keys before values.
         """
-        parts = [part for cache in self._caches for part in cache.read_blocks(blocks, self.block_size)]
+        parts = [part for cache in self.caches for part in cache.read_blocks(blocks, self.block_size)]
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
@@ -379,7 +377,7 @@ class PagedModel(ABC):
         Of a block that comes more than once, which may be the padding block alone, either may win.
         """
         parts = iter(torch.split(data, self._part_widths, dim=1))
-        for cache in self._caches:
+        for cache in self.caches:
             cache.write_blocks(blocks, next(parts), next(parts), self.block_size)
 
     @property

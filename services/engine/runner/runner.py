@@ -183,11 +183,11 @@ class Runner:
         self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
         self.copies = BlockCopies(model, device, graphs, layout)
-        self._phases = Phases(model, device, layout, max_num_seqs)
+        self.phases = Phases(model, device, layout, max_num_seqs)
         self._states = SequenceStates(max_num_seqs)
-        self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
+        self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self.phases.spare_row)
         self._tails = self._make_tails(static_counts(max_num_seqs), prefill_buckets, beams=beams)
-        self._executor = StepExecutor(model, device, graphs, self._phases, self._tails, self._tracer)
+        self.executor = StepExecutor(model, device, graphs, self.phases, self._tails, self._tracer)
         # One for the step that is computed, one for that which waits for it.
         self._staging = (StepStaging(device), StepStaging(device))
         self._launched: list[LaunchedStep | None] = [None, None]
@@ -203,7 +203,7 @@ class Runner:
         return self._model.modules
 
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Items[Bucket], *, beams: bool) -> Tails:
-        model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
+        model, device, phases, graphs = self._model, self._device, self.phases, self._graphs
         if not device.capabilities.static_shapes:
             return ExactTails(phases, device, graphs, model.vocab_size, row_counts)
         if not prefill:
@@ -240,7 +240,7 @@ class Runner:
             return
         # Made here, as a step's: a tensor made in inference mode is another kind to a compiler.
         inputs = self._dummy_inputs(phase, key)
-        self._device.stream.submit(partial(self._executor.rehearse, inputs)).result()
+        self._device.stream.submit(partial(self.executor.rehearse, inputs)).result()
 
     def _dummy_inputs(self, phase: Phase, key: Key) -> StepInputs:
         staging, padding = StepStaging(self._device), self._layout.padding_block
@@ -274,7 +274,7 @@ class Runner:
         return launched
 
     def _launch(self, plan: StepPlan, turn: int, masked: bool) -> LaunchedStep:
-        number, rows, gate = self.launches, list[RowParams](), self._phases.gate
+        number, rows, gate = self.launches, list[RowParams](), self.phases.gate
         gate.given(number)
         wait = partial(gate.wait, number)
         try:
@@ -282,10 +282,10 @@ class Runner:
                 inputs = self._prepare(plan, turn, masked)
             rows = inputs.sampled
             if masked:
-                begun = self._device.stream.submit(partial(self._executor.begin, inputs, number))
+                begun = self._device.stream.submit(partial(self.executor.begin, inputs, number))
                 rest = partial(self._sample, inputs, number, begun, self._staging[turn].masks)
                 return LaunchedStep(number, plan, rows, wait, rest=rest)
-            work = self._device.stream.submit(partial(self._executor.run, inputs, number))
+            work = self._device.stream.submit(partial(self.executor.run, inputs, number))
         except Exception as error:
             work = failed(error)
             gate.ended(number)
@@ -303,9 +303,9 @@ class Runner:
         try:
             if masks is not None:
                 inputs.tail.restrict(masks, buffer)
-            return self._device.stream.submit(partial(self._executor.end, inputs, number, begun))
+            return self._device.stream.submit(partial(self.executor.end, inputs, number, begun))
         except Exception as error:
-            self._phases.gate.ended(number)
+            self.phases.gate.ended(number)
             return failed(error)
 
     def _prepare(self, plan: StepPlan, turn: int, masked: bool) -> StepInputs:

@@ -275,7 +275,7 @@ class Planner:
     ) -> None:
         self._config = config
         self._pool = pool
-        self._buckets = buckets
+        self.buckets = buckets
         self._waiting = waiting
         self._running = running
         self._shared = shared
@@ -318,12 +318,12 @@ class Planner:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
         split, blocks = choice.split, self._blocks_of(decoding, split=choice.split)
         budget = self._config.prompt_budget(len(decoding))
-        prefill = PrefillBatch(self._buckets, budget, self._config.max_prefill_seqs)
+        prefill = PrefillBatch(self.buckets, budget, self._config.max_prefill_seqs)
         # Nothing is admitted while blocks are short.
         self._fill(prefill, urgent, admit=urgent is not None or not preempted)
         if self._begun and not decoding and not prefill.chunks:
             # Sequences that start to decode now wait for the next step, unless this one would be empty.
-            choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
+            choice = choose_decodes(self._running, self.buckets, contiguous=self._config.contiguous)
             decoding, split = choice.sequences, choice.split
             blocks = self._blocks_of(decoding, split=split)
         if not decoding and not prefill.chunks:
@@ -379,7 +379,7 @@ class Planner:
         waiting for. After preemptions the choice is made anew, since a split batch has others then.
         """
         while True:
-            choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
+            choice = choose_decodes(self._running, self.buckets, contiguous=self._config.contiguous)
             if len(choice.growing) <= self._pool.free_count:
                 return choice
             if self._give_up_blocks():
@@ -414,7 +414,7 @@ class Planner:
     def _decode_bucket(self, decoding: list[Sequence], blocks: int) -> Bucket:
         if self._config.contiguous:
             blocks = max(sequence.highest_block for sequence in decoding) + 1
-        bucket = self._buckets.decode_bucket(len(decoding), blocks)
+        bucket = self.buckets.decode_bucket(len(decoding), blocks)
         if bucket is None:
             raise SchedulerError(f"no decode bucket covers {len(decoding)} rows with {blocks} blocks")
         return bucket

@@ -79,6 +79,11 @@ class SharedPrompts:
         self._of[sequence.key] = shared
         self._kept[id(shared)] = shared
 
+    def held(self) -> Iterator[Sequence]:
+        """Yield the sequences that wait for another's prompt."""
+        prompts = {id(shared): shared for shared in self._of.values()}
+        return (sequence for shared in prompts.values() for sequence in shared.held)
+
     def found(self, sequence: Sequence) -> SharedPrompt | None:
         """Return the shared prompt that a waiting sequence can start with, if its blocks are there."""
         shared = self._of.get(sequence.key)

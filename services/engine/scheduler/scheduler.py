@@ -141,59 +141,59 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
         check_buckets(config, pool, buckets)
         self._config = config
-        self._pool = pool
+        self.pool = pool
         self._waiting = WaitingQueue()
-        self._running = RunningSet(config.max_num_seqs, pool.block_size)
-        self._shared = SharedPrompts(pool, self._waiting)
-        self._beams = Beams(pool, self._waiting, self._running)
+        self.running = RunningSet(config.max_num_seqs, pool.block_size)
+        self.shared = SharedPrompts(pool, self._waiting)
+        self._beams = Beams(pool, self._waiting, self.running)
         self.transfer_blocks = TransferBlocks(pool)
-        self._planner = Planner(
+        self.planner = Planner(
             config,
             pool,
             buckets,
             self._waiting,
-            self._running,
-            self._shared,
+            self.running,
+            self.shared,
             self._beams,
             self.transfer_blocks,
         )
-        self._live: dict[int, Sequence] = {}
+        self.live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._arrivals = 0
 
     @property
     def has_work(self) -> bool:
         """True while any sequence lives."""
-        return bool(self._live)
+        return bool(self.live)
 
     @property
     def provided(self) -> int:
         """How often a sequence started with KV that had arrived for it."""
-        return self._shared.provided
+        return self.shared.provided
 
     @property
     def forfeited(self) -> int:
         """How often KV had arrived for a sequence and was given up before it could start."""
-        return self._shared.forfeited
+        return self.shared.forfeited
 
     def load(self) -> SchedulerLoad:
         """Return the load now."""
         return SchedulerLoad(
-            running=len(self._running),
+            running=len(self.running),
             waiting=len(self._waiting),
-            used_blocks=self._pool.used,
-            pending_prefill_tokens=self._waiting.tokens + self._running.prefill_tokens,
+            used_blocks=self.pool.used,
+            pending_prefill_tokens=self._waiting.tokens + self.running.prefill_tokens,
         )
 
     @property
     def kv_events(self) -> KvEventLog:
         """Changes of the prefix cache."""
-        return self._pool.events
+        return self.pool.events
 
     @property
     def counts(self) -> StartCounts:
         """Admissions and preemptions since the start; a live object."""
-        return self._planner.counts
+        return self.planner.counts
 
     def add(self, sequence: Sequence, same_prompt_as: int | None = None) -> None:
         """Queue a new sequence.
@@ -205,16 +205,16 @@ class Scheduler:
         key that is in use.
         """
         set_lengths(sequence, self._config)
-        check_admissible(sequence, self._config, self._pool)
+        check_admissible(sequence, self._config, self.pool)
         other = None
         if same_prompt_as is not None and not self._config.contiguous:
-            other = self._live.get(same_prompt_as)
+            other = self.live.get(same_prompt_as)
         self._enter([sequence])
         provided = self.transfer_blocks.take(sequence.key)
         if provided is not None:
-            self._shared.provide(sequence, sequence.prompt_len - 1, provided)
+            self.shared.provide(sequence, sequence.prompt_len - 1, provided)
             self._waiting.push(sequence)
-        elif other is None or other.group is not None or not self._shared.join(sequence, other):
+        elif other is None or other.group is not None or not self.shared.join(sequence, other):
             self._waiting.push(sequence)
 
     def add_beams(self, members: list[Sequence]) -> None:
@@ -227,8 +227,8 @@ class Scheduler:
         for member in members:
             member.prompt_len = lead.prompt_len
             set_lengths(member, self._config)
-        check_admissible(lead, self._config, self._pool)
-        check_group(members, self._config, self._pool)
+        check_admissible(lead, self._config, self.pool)
+        check_group(members, self._config, self.pool)
         self._enter(members)
         self._beams.wait(BeamGroup(members))
 
@@ -242,14 +242,14 @@ class Scheduler:
         None if too few are free. When the KV is there, call `arrived` and `add`.
         """
         tokens = sequence.prompt_len - 1
-        hits = cached_prefix(sequence, tokens, self._pool)
-        missing = self._pool.blocks_for(tokens) - len(hits)
-        free = self._pool.free_count - self._pool.idle(hits) - reserved_blocks(len(self._running))
+        hits = cached_prefix(sequence, tokens, self.pool)
+        missing = self.pool.blocks_for(tokens) - len(hits)
+        free = self.pool.free_count - self.pool.idle(hits) - reserved_blocks(len(self.running))
         if missing > free:
             return None
         # The hits come first, so that the allocation evicts none of them.
-        self._pool.acquire(hits)
-        blocks = hits + self._pool.allocate(missing)
+        self.pool.acquire(hits)
+        blocks = hits + self.pool.allocate(missing)
         self.transfer_blocks.keep(sequence.key, blocks)
         return IncomingPrefix(blocks, len(hits))
 
@@ -260,22 +260,22 @@ class Scheduler:
         """
         if self.transfer_blocks.table(sequence.key) is not incoming.blocks:
             return False
-        tokens, start = sequence.prompt_len - 1, incoming.hits * self._pool.block_size
-        publish_table(sequence, incoming.blocks, start, tokens, self._pool)
+        tokens, start = sequence.prompt_len - 1, incoming.hits * self.pool.block_size
+        publish_table(sequence, incoming.blocks, start, tokens, self.pool)
         sequence.num_transferred_tokens = tokens - start
         return True
 
     def _enter(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            if sequence.key in self._live:
+            if sequence.key in self.live:
                 raise SchedulerError(f"sequence {sequence.key} is already live")
-        if len(self._live) + len(sequences) > self._config.max_num_seqs + self._config.max_waiting:
+        if len(self.live) + len(sequences) > self._config.max_num_seqs + self._config.max_waiting:
             raise QueueFull("max_waiting", self._config.max_waiting)
         for sequence in sequences:
             self._arrivals += 1
-            aged = sequence.params.priority * self._config.priority_ageing_steps + self._planner.step
+            aged = sequence.params.priority * self._config.priority_ageing_steps + self.planner.step
             sequence.order = (aged, self._arrivals)
-            self._live[sequence.key] = sequence
+            self.live[sequence.key] = sequence
 
     def abort(self, key: int) -> bool:
         """End a sequence wherever it is and free its blocks. False if it is not live."""
@@ -286,14 +286,14 @@ class Scheduler:
 
         Tokens of a step in flight are dropped when that step is committed.
         """
-        sequence = self._live.get(key)
+        sequence = self.live.get(key)
         if sequence is None:
             return None
         members = [sequence] if sequence.group is None else sequence.group.members
         for member in members:
             if reason is FinishReason.ERROR:
                 # The fault may be in its KV.
-                self._pool.forget(member.block_table)
+                self.pool.forget(member.block_table)
             self._retire(member, failed=reason is FinishReason.ERROR)
         return Finished(members[0], None, reason)
 
@@ -305,13 +305,13 @@ class Scheduler:
         """
         if len(self._in_flight) == _MAX_IN_FLIGHT:
             raise SchedulerError("two steps are planned already and not committed")
-        if self._in_flight and self._planner.preempted_only:
+        if self._in_flight and self.planner.preempted_only:
             # A preempted sequence must not be admitted before its token in flight is committed.
             return None
-        plan = self._planner.plan()
+        plan = self.planner.plan()
         if plan is not None:
             self._in_flight.append(plan)
-        elif self._live and not self._in_flight:
+        elif self.live and not self._in_flight:
             raise SchedulerError("sequences are live and none can be computed")
         return plan
 
@@ -331,16 +331,16 @@ class Scheduler:
         for chunk in plan.prefills:
             # A sequence that was preempted in flight takes its token, and has no blocks to publish.
             if chunk.sequence.status is _RUNNING:
-                publish_blocks(chunk.sequence, chunk.start, chunk.end, self._pool)
+                publish_blocks(chunk.sequence, chunk.start, chunk.end, self.pool)
                 if chunk.end >= chunk.sequence.prompt_len:
-                    self._shared.computed(chunk.sequence)
+                    self.shared.computed(chunk.sequence)
             if chunk.samples and not chunk.sequence.finished:
                 group = chunk.sequence.group
                 if group is None:
                     outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
                 else:
                     outcomes += self._score(chunk.sequence, group)
-        size = self._pool.block_size
+        size = self.pool.block_size
         for row in plan.decodes:
             sequence, end = row.sequence, row.position + 1
             status = sequence.status
@@ -350,18 +350,18 @@ class Scheduler:
                 outcomes += self._score(sequence, sequence.group)
                 continue
             if not end % size and status is _RUNNING:
-                publish_blocks(sequence, row.position, end, self._pool)
+                publish_blocks(sequence, row.position, end, self.pool)
             outcomes.append(self._take(sequence, end, sampled))
         return outcomes
 
     def check(self) -> None:
         """Compare all books, in idle moments and tests. Raises BlockError or SchedulerError."""
-        tables = [sequence.block_table for sequence in self._live.values()]
-        self._pool.check(tables + self._shared.tables() + self.transfer_blocks.tables())
-        self._shared.check()
-        if len(self._live) != len(self._running) + len(self._waiting):
+        tables = [sequence.block_table for sequence in self.live.values()]
+        self.pool.check(tables + self.shared.tables() + self.transfer_blocks.tables())
+        self.shared.check()
+        if len(self.live) != len(self.running) + len(self._waiting):
             raise SchedulerError("the live sequences are not the running and the waiting ones")
-        self._running.check()
+        self.running.check()
 
     def _score(self, beam: Sequence, group: BeamGroup) -> list[Scored]:
         """Note that a beam's next token can be chosen. One that was preempted will be computed again."""
@@ -392,15 +392,15 @@ class Scheduler:
         return Finished(sequence, token, reason, token if reason is FinishReason.STOP else None)
 
     def _retire(self, sequence: Sequence, *, failed: bool = False, keep: bool = False) -> None:
-        del self._live[sequence.key]
+        del self.live[sequence.key]
         runs = sequence.status is _RUNNING
         if runs:
-            self._running.remove(sequence)
+            self.running.remove(sequence)
         blocks = sequence.finish()
         if keep:
             self.transfer_blocks.keep(sequence.key, blocks)
         else:
-            self._pool.free(blocks)
+            self.pool.free(blocks)
         if not runs:
             self._waiting.discard(sequence)
-        self._shared.left(sequence, failed=failed and runs)
+        self.shared.left(sequence, failed=failed and runs)

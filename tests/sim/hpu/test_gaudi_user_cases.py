@@ -97,7 +97,7 @@ def test_3_a_context_of_124k_is_served_with_limits_of_its_own(cores: SimCores) -
     ready = core.engine.ready
     assert ready.model.max_model_len == length
     assert ready.capacity.total_blocks * 128 >= length
-    buckets = core.engine.scheduler._planner._buckets
+    buckets = core.engine.scheduler.planner.buckets
     last = -(-(length - 1) // 128)
     assert buckets.prefill_bucket(1, 32, last) is not None
     assert buckets.decode_bucket(1, last) is not None
@@ -115,9 +115,9 @@ def poison(core: LocalCore, key: int) -> None:
     model: Any = core.engine.model
     scheduler: Any = core.engine.scheduler
     size = core.engine.ready.capacity.block_size
-    blocks = scheduler._live[key].block_table
+    blocks = scheduler.live[key].block_table
     slots = torch.tensor([block * size + slot for block in blocks for slot in range(size)]).to("hpu")
-    for cache in model._caches:
+    for cache in model.caches:
         for part in (cache.key, cache.value):
             part[slots] = torch.full((len(slots), *part.shape[1:]), torch.nan).to("hpu")
 

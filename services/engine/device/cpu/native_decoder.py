@@ -195,7 +195,7 @@ class CpuNativeDecoder:
         pages = (Pages * len(caches))(*(Pages(key.data_ptr(), value.data_ptr()) for key, value in caches))
         blocks = caches[0][0].shape[0] // block_size - 1
         # Forwards write to them as long as they are attached.
-        self._caches = tuple(caches)
+        self.caches = tuple(caches)
         _check(self._attach(self._handle, pages, block_size, blocks))
 
     def clear_blocks(self, blocks: torch.Tensor) -> None:

@@ -50,7 +50,7 @@ class Embedder:
     """
 
     def __init__(self, pooler: Pooler, device: Device, shapes: EmbedShapes) -> None:
-        self._pooler = pooler
+        self.pooler = pooler
         self._device = device
         self.shapes = shapes
         self.max_length = shapes.lengths[-1]
@@ -60,12 +60,12 @@ class Embedder:
 
     def watch(self, on_chunk: Callable[[], None]) -> None:
         """Have `on_chunk` called between the parts of a long forward."""
-        self._pooler.on_chunk = on_chunk
+        self.pooler.on_chunk = on_chunk
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
         """The model's, as far as torch's modules compute it."""
-        return self._pooler.modules
+        return self.pooler.modules
 
     def warm_up(self) -> None:
         """Run each shape once, on padding."""
@@ -96,7 +96,7 @@ class Embedder:
         which is scaling to length 1, or a sigmoid or softmax of logits.
         """
         found = found[..., :dimensions] if dimensions else found
-        match Activation.NONE if raw else self._pooler.activation:
+        match Activation.NONE if raw else self.pooler.activation:
             case Activation.SIGMOID:
                 return found.sigmoid()
             case Activation.SOFTMAX:
@@ -138,7 +138,7 @@ class Embedder:
                 starts[row] = seconds[row]
         tensors = tuple(self._device.memory.to_device(tensor) for tensor in (tokens, lengths, starts))
         self._device.execution.shapes.note("embed", tensors)
-        vectors: torch.Tensor = self._device.execution.run_eagerly(self._pooler.pool, tensors)
+        vectors: torch.Tensor = self._device.execution.run_eagerly(self.pooler.pool, tensors)
         return vectors
 
     def _check(self, documents: Sequence[Sequence[int]]) -> None:

@@ -276,7 +276,7 @@ class DecoderPooler(Pooler):
     def __init__(
         self, model: PagedModel, settings: PoolingSettings, shapes: EmbedShapes, *, chunk: int
     ) -> None:
-        self._model = model
+        self.model = model
         self._pooling = settings.pooling
         self.activation = settings.activation
         self._chunk = max(1, chunk // _BLOCK) * _BLOCK
@@ -287,7 +287,7 @@ class DecoderPooler(Pooler):
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        return self._model.modules
+        return self.model.modules
 
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
@@ -301,7 +301,7 @@ class DecoderPooler(Pooler):
             part = tokens[:, start : start + self._chunk]
             positions = (start + torch.arange(part.shape[1], device=tokens.device)).expand(part.shape)
             slots = table[:, :1] * _BLOCK + positions
-            hidden = self._model.prefill(
+            hidden = self.model.prefill(
                 part.flatten(),
                 positions.flatten(),
                 slots.flatten(),

@@ -96,7 +96,7 @@ def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> N
     core.run()
     rows = [row for plan in plans for row in plan.decodes]
     assert [row.token for row in rows] == [None] * 5
-    phases: Any = core.engine.runner._phases
+    phases: Any = core.engine.runner.phases
     # The row of the sequence holds its last token. The last but one was fed from there.
     assert int(phases.last_tokens[0]) == core.outputs[key].token_ids[-1]
 
@@ -107,9 +107,9 @@ def test_a_plan_overlaps_the_forward_before_it(directory: Path, tmp_path: Path) 
     begun = [threading.Event() for _ in range(20)]
     planned = [threading.Event() for _ in range(20)]
     work: Any = core.work
-    executor: Any = core.engine.runner._executor
-    forward, begin = executor.forward, work._begin
-    forwards, turns = iter(range(1, 20)), iter(range(1, 20))
+    executor: Any = core.engine.runner.executor
+    forward, plan, launch = executor.forward, core.engine.scheduler.plan, core.engine.runner.launch
+    span, forwards, turns = core.engine.tracer.span, iter(range(1, 20)), iter(range(1, 20))
 
     def slow(inputs: Any) -> Any:
         step = next(forwards)
@@ -118,15 +118,27 @@ def test_a_plan_overlaps_the_forward_before_it(directory: Path, tmp_path: Path) 
         assert planned[step + 1].wait(WAIT_S)
         return result
 
-    def begin_beside_a_forward() -> Any:
-        step = next(turns)
-        assert step == 1 or not work.busy or begun[step - 1].wait(WAIT_S)
-        result = begin()
-        planned[step].set()
-        return result
+    def beside_a_forward(name: str, step: int | None = None, **args: Any) -> Any:
+        if name == "plan":
+            assert step is not None
+            assert step == 1 or not work.busy or begun[step - 1].wait(WAIT_S)
+        return span(name, step, **args)
+
+    def planned_one() -> Any:
+        step, found = next(turns), plan()
+        if found is None:
+            planned[step].set()
+        return found
+
+    def launched(*arguments: Any, **options: Any) -> Any:
+        step = launch(*arguments, **options)
+        planned[step.number].set()
+        return step
 
     executor.forward = slow
-    work._begin = begin_beside_a_forward
+    core.engine.tracer.span = beside_a_forward  # type: ignore[method-assign]
+    core.engine.scheduler.plan = planned_one  # type: ignore[method-assign]
+    core.engine.runner.launch = launched  # type: ignore[method-assign]
     core.submit([5, 6, 7], max_tokens=8)
     core.run()
     core.engine.close()
@@ -179,7 +191,7 @@ def test_a_failed_step_is_dropped_from_the_one_in_flight(directory: Path) -> Non
     core.step()
     # The step in flight has gone through its forward: the next one fails, not that.
     core.engine.device.stream.submit(lambda: None).result()
-    executor: Any = core.engine.runner._executor
+    executor: Any = core.engine.runner.executor
     forward = executor.forward
     begun, may_fail = threading.Event(), threading.Event()
 
@@ -231,7 +243,7 @@ def test_the_stream_computes_with_the_threads_of_the_options() -> None:
 
 def test_a_stop_waits_for_the_step_in_flight(directory: Path) -> None:
     core = LocalCore(tiny_options(directory))
-    phases: Any = core.engine.runner._phases
+    phases: Any = core.engine.runner.phases
     prefill = phases.prefill_sampled
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 

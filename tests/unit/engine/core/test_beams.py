@@ -89,7 +89,7 @@ def test_beams_are_those_of_transformers(directory: Path, expected: list[Any]) -
     for key, case, found in zip(search_all(core), CASES, expected, strict=True):
         check_beams(core, key, found, stops=case[2])
     assert core.engine.scheduler.load().used_blocks == 0
-    assert core.work._beams._live == {}
+    assert len(core.work.beams) == 0
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_searches_that_give_way_find_the_same(directory: Path, expected: list[An
         if not core.loop.work.busy:
             break
         core.turn()
-        running = [one for one in scheduler._running.by_order if len(one.group.active) > 1]
+        running = [one for one in scheduler.running.by_order if len(one.group.active) > 1]
         if turn % 9 == 8 and running:
-            scheduler._planner.preempt(running[turn % len(running)])
+            scheduler.planner.preempt(running[turn % len(running)])
             forced += 1
     for key, case, found in zip(keys, CASES, expected, strict=True):
         check_beams(core, key, found, stops=case[2])
@@ -222,11 +222,11 @@ def test_a_search_whose_numbers_break_ends_alone(directory: Path) -> None:
     other = core.submit(prompt_of(12), max_tokens=20)
     for _ in range(5):
         core.step()
-    group = core.engine.scheduler._live[search].group
+    group = core.engine.scheduler.live[search].group
     assert group is not None
     block = group.active[1].block_table[-1]
     model: Any = core.engine.model
-    for cache in model._caches:
+    for cache in model.caches:
         cache.key[block * 8 : block * 8 + 8] = float("nan")
     core.run()
     ends = [core.outputs[key].end for key in (search, other)]

@@ -205,13 +205,13 @@ def test_preempted_sequences_go_on(directory: Path) -> None:
     tight = LocalCore(tiny_options(directory, max_model_len=96, kv_cache_gib=16 / 2**20))
     scheduler: Any = tight.engine.scheduler
     preempted: list[object] = []
-    preempt = scheduler._planner.preempt
+    preempt = scheduler.planner.preempt
 
     def noted(victim: object) -> object:
         preempted.append(victim)
         return preempt(victim)
 
-    scheduler._planner.preempt = noted
+    scheduler.planner.preempt = noted
     results = []
     for core in (roomy, tight):
         keys = [

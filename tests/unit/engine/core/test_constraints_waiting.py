@@ -148,7 +148,7 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     for _ in range(4):
         core.turn()
     work: Any = core.work
-    restriction = work._constrained._restrictions[broken]
+    restriction = work.constrained.restrictions[broken]
     if way == "fill":
         # A token that may not follow: the matcher is in its error state from now on.
         restriction.matcher.accept([byte_ids("!")[0]])
@@ -160,14 +160,14 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
     assert (end.reason, end.error_code) == (FinishReason.ERROR, CoreErrorCode.INVALID_ARGUMENT)
     assert end.error_param == "constraint"
     assert core.outputs[beside].token_ids == core.outputs[expected].token_ids
-    assert not work._constrained._restrictions
+    assert not work.constrained.restrictions
 
 
 def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: Path) -> None:
     trace = tmp_path / "steps.json"
     core = LocalCore(tiny_options(directory, trace_steps=str(trace)))
     model: Any = core.engine.model
-    constrained: Any = core.work._constrained
+    constrained: Any = core.work.constrained
     restrict = constrained.restrict
     begun, filled = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -182,9 +182,15 @@ def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: P
     def beside_a_forward(step: Any) -> None:
         assert step.awaits_masks
         assert begun.acquire(timeout=WAIT_S)
-        found, _ = constrained._mask(step.plan)
-        assert found is not None
+        sample, masks = step.sample, []
+
+        def noted(found: Any) -> Any:
+            masks.append(found)
+            return sample(found)
+
+        step.sample = noted
         restrict(step)
+        assert masks[0] is not None
         filled.release()
 
     core.submit(byte_ids("q"), constraint=regex("[a-z]{40}"), max_tokens=8)

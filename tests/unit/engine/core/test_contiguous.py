@@ -74,7 +74,7 @@ def test_a_step_that_fails_before_its_moves_ends_those_whose_blocks_moved(direct
     }
     plain = LocalCore(tiny_options(directory, **options))
     dense = LocalCore(tiny_options(directory, contiguous_kv=True, **options))
-    executor: Any = dense.engine.runner._executor
+    executor: Any = dense.engine.runner.executor
     forward = executor.forward
     failed: list[int] = []
 

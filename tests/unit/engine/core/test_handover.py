@@ -235,14 +235,14 @@ def test_offers_expire_and_are_withdrawn(cores: HandoverCores) -> None:
 def test_an_offer_that_is_read_neither_expires_nor_gives_way(cores: HandoverCores) -> None:
     small = {"kv_cache_gib": 40 * block_bytes(cores) / 2**30, "max_model_len": 200}
     prefill = cores.start("prefill", kv_offer_share=0.4, kv_offer_ttl_s=600.0, **small)
-    book: Any = prefill.engine.handover._offers
+    book: Any = prefill.engine.handover.offers
     read = book.find(name_of(offer_of(prefill, PROMPT).ticket))
     with book.reading(read):
         for prompt in (OTHER, PROMPT[::-1], OTHER[::-1]):
             offer_of(prefill, prompt)
         assert transfers(prefill).evicted > 0
         late = time.monotonic() + 601
-        book._clock = lambda: late
+        book.clock = lambda: late
         prefill.turn()
         assert (transfers(prefill).offers, book.patience()) == (1, None)
         assert book.find(name_of(read.ticket)) is read
@@ -256,9 +256,9 @@ def test_a_busy_engine_gives_many_chunks_between_two_steps(cores: HandoverCores)
     for core in (prefill, decode):
         core.engine.runner.copies.blocks = 1
     key = decode.submit(PROMPT, kv_offer=offer_of(prefill, PROMPT))
-    book: Any = prefill.engine.handover._offers
+    book: Any = prefill.engine.handover.offers
     deadline = time.monotonic() + LIMIT_S
-    while len(book._reads) < 8:
+    while len(book.reads) < 8:
         assert time.monotonic() < deadline
     prefill.turn()
     while decode.loop.work.busy:

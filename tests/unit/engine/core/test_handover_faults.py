@@ -209,8 +209,8 @@ def test_blocks_that_the_sender_s_memory_lost_do_not_pass(
         send(sock, digests, memoryview(changed))
 
     monkeypatch.setattr(tcp, "send_chunk", flip)
-    book: Any = prefill.engine.handover._offers
-    connector = FaultyConnector(prefill.engine.handover._connectors[0].settings)
+    book: Any = prefill.engine.handover.offers
+    connector = FaultyConnector(prefill.engine.handover.connectors[0].settings)
     address = connector.serve(book)
     offer = replace(offer_of(prefill, PROMPT, cache_salt="flip"), address=address)
     assert computed_after(decode, prefill, offer, wanted, "flip") == {"checksum": 1}
@@ -250,7 +250,7 @@ def test_an_abort_while_the_kv_is_on_its_way(prefill: LocalCore, decode: LocalCo
     FaultyConnector.hold.set()
     # Its thread finds that nobody wants what it would fetch, and the loop hears of that.
     deadline = time.monotonic() + LIMIT_S
-    while not decode.engine.handover._arrivals._fetching.news:  # type: ignore[union-attr]
+    while decode.engine.handover.patience != 0:
         assert time.monotonic() < deadline
         prefill.turn()
     decode.turn()
@@ -281,7 +281,7 @@ def test_sequences_that_run_take_the_blocks_of_one_that_waits(
     assert all(len(decode.outputs[one].token_ids) == 60 for one in others)
     assert faults(decode) == {"no_blocks": 1}
     # And one for which there is no room from the beginning gives its offer back.
-    held = decode.engine.scheduler._pool.allocate(14)
+    held = decode.engine.scheduler.pool.allocate(14)
     FaultyConnector.fault = ""
     before = transfers(prefill).fetched
     again = decode.submit(
@@ -291,7 +291,7 @@ def test_sequences_that_run_take_the_blocks_of_one_that_waits(
     while transfers(prefill).fetched == before:
         assert time.monotonic() < deadline
         prefill.turn()
-    decode.engine.scheduler._pool.free(held)
+    decode.engine.scheduler.pool.free(held)
     decode.run()
     assert decode.outputs[again].end is not None
     assert faults(decode) == {"no_blocks": 2}

@@ -124,7 +124,7 @@ def test_what_cannot_run_is_refused_and_the_rest_goes_on(directory: Path) -> Non
 def poison(core: LocalCore, call: int) -> None:
     """Makes the model's `call`-th decode from now give NaN in its first row, and write it to the KV."""
     calls = iter(range(1000))
-    phases: Any = core.work._runner._phases
+    phases: Any = core.engine.runner.phases
     decode = phases.decode
 
     def poisoned(*tensors: torch.Tensor) -> None:
@@ -132,7 +132,7 @@ def poison(core: LocalCore, call: int) -> None:
         if next(calls) == call:
             slot, row = tensors[2][0], tensors[7][0]
             phases.hidden[row] = torch.nan
-            for cache in phases._model._caches:
+            for cache in core.engine.model.caches:
                 cache.key[slot] = torch.nan
                 cache.value[slot] = torch.nan
 
@@ -178,7 +178,7 @@ def breaking_core(kind: str, directory: Path) -> LocalCore:
 
 def planned(core: LocalCore) -> list[int]:
     """Keys of the sequences whose prompts the step in flight computes."""
-    step = core.work._in_flight
+    step = core.work.in_flight
     return [chunk.sequence.key for chunk in step.plan.prefills] if step else []
 
 
@@ -201,7 +201,7 @@ def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
     assert core.outputs[broken].end is None
     if ending == "preempt":
         scheduler: Any = core.engine.scheduler
-        scheduler._planner.preempt(scheduler._live[broken])
+        scheduler.planner.preempt(scheduler.live[broken])
     assert not core.outputs[broken].token_ids
     core.loop.handle(AbortSequences([broken]))
     again = [core.submit(prompt) for prompt in prompts]
@@ -230,7 +230,7 @@ def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
 
 
 def fail_times(core: LocalCore, count: int) -> None:
-    executor: Any = core.work._runner._executor
+    executor: Any = core.engine.runner.executor
     forward = executor.forward
     left = [count]
 

@@ -31,7 +31,7 @@ def poison(core: LocalCore, phase: str, hit: Callable[[list[int]], bool]) -> Non
         if not hit(tensors[1].tolist()):
             return found
         setattr(model, phase, forward)
-        for cache in model._caches:
+        for cache in model.caches:
             cache.key[tensors[2]] = torch.nan
             cache.value[tensors[2]] = torch.nan
         if phase == "decode":

@@ -232,7 +232,7 @@ def test_a_preempted_prompt_is_reported_once(directory: Path) -> None:
     core.step()
     scheduler: Any = core.engine.scheduler
     assert 0 < len(core.outputs[second].prompt) < 89
-    scheduler._planner.preempt(scheduler._live[second])
+    scheduler.planner.preempt(scheduler.live[second])
     core.run()
     found = core.outputs[second].prompt
     assert [list(top) for _, top in found] == [list(top) for _, top in whole]

@@ -128,4 +128,4 @@ def test_samples_that_are_preempted_go_on_alike(directory: Path) -> None:
         core.run()
         outcomes.append(results(core, keys))
     assert outcomes[0] == outcomes[1]
-    assert tight.engine.scheduler._planner.step > roomy.engine.scheduler._planner.step
+    assert tight.engine.scheduler.planner.step > roomy.engine.scheduler.planner.step

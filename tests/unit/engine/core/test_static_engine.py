@@ -112,13 +112,13 @@ def test_nothing_is_new_after_warm_up(directory: Path) -> None:
     known, copies = set(device.watch.seen), device.stream.host_copies
     scheduler: Any = core.engine.scheduler
     preempted: list[object] = []
-    preempt = scheduler._planner.preempt
+    preempt = scheduler.planner.preempt
 
     def noted(victim: object) -> object:
         preempted.append(victim)
         return preempt(victim)
 
-    scheduler._planner.preempt = noted
+    scheduler.planner.preempt = noted
     found = serve(core)
     assert preempted
     assert not device.watch.seen - known

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from services.engine.bucketing import Bucket
 from services.engine.core import warming
 from services.engine.core.errors import StartError
+from services.engine.core.loop import CoreLoop
 from services.engine.device import Device, ExecutionMode
 from services.engine.domain import CoreErrorCode, FinishReason
 from services.engine.graphs import Phase
@@ -94,9 +95,10 @@ def test_progress_is_reported_while_an_idle_engine_warms_up(directory: Path, tmp
         def poll(self, timeout: float | None = 0.0) -> list[Any]:
             return [StopCore()] if timeout is None else []
 
+        def wake(self) -> None: ...
+
     link: Any = Link()
-    core.loop._link = link
-    core.loop.run()
+    CoreLoop(link, core.engine).run()
     warm = [step.load.graphs.warm for step in sent]
     assert warm == sorted(warm)
     assert warm[0] == 0

@@ -21,6 +21,7 @@ from services.engine.graphs import (
     WarmUp,
     WarmUpReport,
 )
+from services.engine.graphs.warmup import Dummy
 from tests.support.graph_device import GraphDevice
 
 SMALL, MIDDLE, LARGE = Bucket(1, 8, 0), Bucket(2, 8, 0), Bucket(4, 8, 0)
@@ -160,15 +161,20 @@ def shapes(*keys: Bucket) -> list[Shape]:
 
 
 def warm_up(
-    device: Device, *keys: Bucket, eager: tuple[Bucket, ...] = (), budget: int | None = None
+    device: Device,
+    *keys: Bucket,
+    eager: tuple[Bucket, ...] = (),
+    budget: int | None = None,
+    dummy: Dummy | None = None,
+    on_end: Callable[[WarmUpReport], None] = lambda _: None,
 ) -> WarmUp:
     graphs = Graphs(device, block_size=8, on_demand=False)
 
-    def dummy(phase: Phase, key: Key) -> None:
+    def run(phase: Phase, key: Key) -> None:
         graphs.run(phase, key, torch.neg, (row(key),))
 
     schedule = CaptureSchedule(shapes(*keys), [], budget=budget, prompt_ratio=1.0)
-    warm = WarmUp(graphs, device.memory, dummy, schedule, shapes(*eager))
+    warm = WarmUp(graphs, device.memory, dummy or run, schedule, shapes(*eager), on_end=on_end)
     warm.graphs = graphs  # type: ignore[attr-defined]
     return warm
 
@@ -177,8 +183,7 @@ def test_warm_up_captures_measures_and_tells_what_it_leaves_out() -> None:
     # 10 bytes an element: 80 for SMALL and 160 for MIDDLE, then 320 predicted and 160 left.
     device = GraphDevice(cost=lambda tensors: 10 * tensors[0].numel(), fails_eagerly=fails_above(40))
     reports: list[WarmUpReport] = []
-    warm = warm_up(device, SMALL, MIDDLE, LARGE, eager=(Bucket(8, 8, 0),), budget=400)
-    warm._on_end = reports.append
+    warm = warm_up(device, SMALL, MIDDLE, LARGE, eager=(Bucket(8, 8, 0),), budget=400, on_end=reports.append)
     told: list[tuple[int, int]] = []
     warm.run(lambda done, total: told.append((done, total)))
     report = warm.report
@@ -228,12 +233,10 @@ def test_beside_serving_warm_up_takes_at_most_half_of_the_time() -> None:
 
 
 def test_a_defect_ends_the_warm_up_beside_serving_and_not_the_engine() -> None:
-    warm = warm_up(GraphDevice(), SMALL, MIDDLE)
-
     def broken(phase: Phase, key: Key) -> None:
         raise ValueError("a defect")
 
-    warm._dummy = broken
+    warm = warm_up(GraphDevice(), SMALL, MIDDLE, dummy=broken)
     background = BackgroundWarmUp(warm)
     assert background.turn(busy=False)
     assert not background.pending

@@ -182,6 +182,9 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert pool.events.drain() == []
 
 
+# Nothing that a pool can be asked for makes its books differ: these change them.
+
+
 def _free_and_used(pool: BlockPool) -> None:
     pool._free.put(0)
 

@@ -146,7 +146,7 @@ def test_what_arrived_is_given_up_for_those_that_run() -> None:
     world = World(16, caching=False)
     sequence, _ = arrived(world.scheduler, 1, 30)
     world.live[1] = sequence
-    assert world.scheduler._shared.give_up()
+    assert world.scheduler.shared.give_up()
     assert (world.scheduler.provided, world.scheduler.forfeited) == (0, 1)
     world.run()
     assert world.computed == {1: 30}

@@ -125,7 +125,7 @@ def test_a_decode_without_a_block_is_refused(llama: Path) -> None:
 def test_blocks_are_cleared_in_all_layers_and_no_other_is(llama: Path) -> None:
     model = open_native(llama, "bfloat16")
     paged = Paged(model, [PROMPT])
-    caches = [tensor for cache in model._caches for tensor in (cache.key, cache.value)]
+    caches = [tensor for cache in model.caches for tensor in (cache.key, cache.value)]
     for tensor in caches:
         tensor.fill_(3.0)
     padding = paged.spare
