@@ -206,7 +206,7 @@ def measure_cost(running: int, context: int, steps: int) -> None:
         costs.wrap("result and commit", core.work, "_finish")
         costs.wrap("report", core, "report")
         costs.wrap("whole turn of the loop", core, "advance")
-        costs.wrap("device thread", core.work._runner._executor, "run")
+        costs.wrap("device thread", core.work._runner.executor, "run")
         gc.collect()
         gc.freeze()
         for _ in range(steps):
