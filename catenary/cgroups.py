@@ -39,7 +39,7 @@ class MemoryLimit:
 def memory_limits(root: Path = Path("/")) -> tuple[MemoryLimit, ...]:
     """Return the limits of this process's group and of those above it; a group without one is left out."""
     found: list[MemoryLimit] = []
-    for group in _groups(root, "memory"):
+    for group in groups_of(root, "memory"):
         for limit_name, used_name, droppable in (
             # Beyond `high` the kernel slows the group down until it is as good as stopped.
             ("memory.high", "memory.current", "inactive_file"),
@@ -55,7 +55,9 @@ def memory_limits(root: Path = Path("/")) -> tuple[MemoryLimit, ...]:
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
     """Return how many CPUs may be busy at once by the quotas of all groups; None without a quota."""
-    return min((cpus for group in _groups(root, "cpu") if (cpus := _quota(group)) is not None), default=None)
+    return min(
+        (cpus for group in groups_of(root, "cpu") if (cpus := _quota(group)) is not None), default=None
+    )
 
 
 def count_oom_kills(root: Path = Path("/")) -> int | None:
@@ -63,7 +65,7 @@ def count_oom_kills(root: Path = Path("/")) -> int | None:
 
     Without such a group the machine's own number is returned.
     """
-    for group in _groups(root, "memory"):
+    for group in groups_of(root, "memory"):
         for file in ("memory.events", "memory.oom_control"):
             if (kills := _counter(group / file, "oom_kill")) is not None:
                 return kills
@@ -81,7 +83,7 @@ def _quota(group: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def groups_of(root: Path, controller: str) -> Iterator[Path]:
     """Yield the directory of this process's group and those above it, in version 1's hierarchy of the
     controller if there is one, else in version 2's."""
     paths = _paths(root)

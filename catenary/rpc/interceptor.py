@@ -226,7 +226,7 @@ class CallGate(grpc.aio.ServerInterceptor):
             try:
                 if denial := self._authorizer.deny_certificate(method, context.auth_context()):
                     await context.abort(*denial)
-                async with _statuses(context, method):
+                async with told_statuses(context, method):
                     yield
                 record.code = _code_of(context)
             except grpc.aio.AbortError:
@@ -235,7 +235,7 @@ class CallGate(grpc.aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
+async def told_statuses(context: Context, method: str) -> AsyncIterator[None]:
     """Turn a refusal into its status and trailer; log a defect, which becomes INTERNAL with a fixed text."""
     try:
         yield

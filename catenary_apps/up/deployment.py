@@ -239,7 +239,7 @@ class Deployment:
 
     def _request(self) -> str:
         """Return a request that the deployment answers, as a command to paste."""
-        path, question = _example(self._places.models)
+        path, question = example_request(self._places.models)
         keyed = bool(self._config.api_key or self._config.api_key_file)
         words = [
             # A key is not shown: the command reads it from a variable that its user sets.
@@ -268,7 +268,7 @@ def own_command() -> str:
     return "catenary" if found and os.path.samefile(found, mine) else shlex.quote(mine)
 
 
-def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
+def example_request(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
     """Return a request that the deployment answers: its path and its body."""
     chat = next((model for model in models if model.generates), None)
     if chat is None and models[0].serves == "classify":

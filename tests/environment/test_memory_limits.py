@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cgroups import _groups
+from catenary.cgroups import groups_of
 from services.engine.servicer.core import CoreStartError, ProcessCore, spawn_process
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def memory_group() -> Iterator[MakeGroup]:
     with ExitStack() as made:
 
         def make(limit: int) -> Path:
-            for parent in _groups(Path("/"), "memory"):
+            for parent in groups_of(Path("/"), "memory"):
                 group = parent / f"catenary-test-{os.getpid()}"
                 try:
                     group.mkdir()

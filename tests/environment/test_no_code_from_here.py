@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from services.engine.core.errors import StartError
-from services.engine.core.startup import _open_code_cache
+from services.engine.core.startup import open_code_cache
 from services.engine.device import ExecutionMode
 from services.engine.device.cpu import CpuDevice
 from services.engine.device.cpu.native import LEVELS, BuildError, build
@@ -72,7 +72,7 @@ def test_an_engine_that_compiles_is_refused_a_cache_from_which_no_code_is_loaded
     device = CpuDevice(1, ExecutionMode.COMPILE)
     try:
         with pytest.raises(StartError, match=f"^compile: {disk.path} {MENDED}$"):
-            _open_code_cache(cast("Any", SimpleNamespace(block_size=32)), device, model, tmp_path, disk.path)
+            open_code_cache(cast("Any", SimpleNamespace(block_size=32)), device, model, tmp_path, disk.path)
     finally:
         device.stream.close()
     assert list(disk.path.iterdir()) == []

@@ -29,7 +29,7 @@ class Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - an operator's name
             raise RuntimeError("a host read inside of a capture")
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))

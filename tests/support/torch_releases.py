@@ -70,7 +70,7 @@ def _hide(module: ModuleType, absent: frozenset[str]) -> None:
     before = module.__dict__.get("__getattr__")
 
     def missing(name: str) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+        caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - Python has no other way
         if name in hidden and (caller in ("torch", _STAND_IN) or caller.startswith("torch.")):
             return hidden[name]
         if before is not None and name not in hidden:

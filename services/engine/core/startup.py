@@ -137,7 +137,7 @@ def _open_generating(source: _Source) -> GeneratingEngine:
         backend=options.model_backend,
     )
     block_size = options.block_size or device.capabilities.block_size
-    code = _open_code_cache(block_size, device, model, directory, cache)
+    code = open_code_cache(block_size, device, model, directory, cache)
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     grammars = open_grammars(options, directory, model.vocab_size, facts)
     source.progress("planning memory", 0.7)
@@ -308,7 +308,7 @@ def _make_scheduler(options: EngineOptions, sizing: Sizing) -> Scheduler:
     )
 
 
-def _open_code_cache(
+def open_code_cache(
     block_size: int, device: Device, model: PagedModel, directory: Path, cache: Path
 ) -> CodeCache | None:
     """Compile the model's layers where the mode says so, into a cache for the next start."""

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from catenary.rpc import RpcError
-from catenary.rpc.interceptor import _statuses, wrap_handler
+from catenary.rpc.interceptor import told_statuses, wrap_handler
 from catenary.v1 import common_pb2, router_pb2
 
 
@@ -30,7 +30,7 @@ class GoneContext:
 
 @asynccontextmanager
 async def statuses(context: Any) -> AsyncIterator[None]:
-    async with _statuses(context, "/x/y"):
+    async with told_statuses(context, "/x/y"):
         yield
 
 

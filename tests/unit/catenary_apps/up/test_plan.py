@@ -15,7 +15,7 @@ from catenary.devices import why_not_opened
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary_apps.up import UpConfig
-from catenary_apps.up.deployment import _example
+from catenary_apps.up.deployment import example_request
 from catenary_apps.up.models import (
     ReadyModel,
     WantedModel,
@@ -411,7 +411,7 @@ def test_the_tokenizers_port_is_none_of_the_routers(options: dict[str, int], por
 
 def test_the_example_of_a_deployment_asks_what_its_model_is_for() -> None:
     def path(*tasks: str) -> str:
-        return _example([ReadyModel(Path("/m"), task, serves=task) for task in tasks])[0]
+        return example_request([ReadyModel(Path("/m"), task, serves=task) for task in tasks])[0]
 
     assert path("classify") == "/classify"
     assert path("embed") == path("score") == "/v1/rerank"

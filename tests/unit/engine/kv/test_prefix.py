@@ -183,6 +183,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
 
 
 # Nothing that a pool can be asked for makes its books differ: these change them.
+# ruff: noqa: SLF001
 
 
 def _free_and_used(pool: BlockPool) -> None:
