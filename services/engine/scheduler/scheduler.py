@@ -158,6 +158,7 @@ class Scheduler:
             self.transfer_blocks,
         )
         self.live: dict[int, Sequence] = {}
+        """The sequences that have not ended, by key."""
         self._in_flight: deque[StepPlan] = deque()
         self._arrivals = 0
 
