@@ -25,7 +25,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 class OtelSpan:
-    """See Span."""
+    """A span of OpenTelemetry."""
 
     __slots__ = ("_span", "traceparent")
 

@@ -1,4 +1,4 @@
-"""What a sequence asks for, resolved, and why it ends: types that scheduler, core, servicer and link share.
+"""Parameters and end reasons of a sequence, shared by scheduler, core, servicer and link.
 
 They lie below the link, so that code which decides about sequences reaches no sockets.
 """
@@ -52,7 +52,7 @@ class PoolingOptions(Struct, frozen=True, array_like=True):
 
 
 class ConstraintOptions(Struct, frozen=True, array_like=True):
-    """What the generated text must be, from the first token on or behind the first `after` in it."""
+    """Rule for the generated text, from its first token on or behind the first `after` in it."""
 
     kind: ConstraintKind
     source: str

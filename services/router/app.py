@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTask:
-    """Something to do every `period_s` seconds.
+    """Function that is called every `period_s` seconds.
 
     `judges`: it judges peers by their silence. After a time in which this process stood still, when its peers
     did not, it is left out once: the peers are heard for a period first.

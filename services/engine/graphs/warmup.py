@@ -23,7 +23,7 @@ Dummy = Callable[[Phase, Key], None]
 
 @dataclass(slots=True)
 class WarmUpReport:
-    """What a warm-up did.
+    """Result of a warm-up.
 
     bytes_of: what the captures of a phase hold; missing_bytes: what more the shapes over budget were expected
     to take; unusable: shapes without memory even to run once.
@@ -40,7 +40,7 @@ class WarmUpReport:
 
     @property
     def graph_bytes(self) -> int:
-        """What all captures hold."""
+        """Bytes that all captures hold."""
         return sum(self.bytes_of.values())
 
 

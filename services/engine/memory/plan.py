@@ -71,7 +71,7 @@ _SCORE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """What the estimate needs of a model. kv_bytes_per_token: of the widest layer; item_size of its dtype."""
+    """Figures of a model. kv_bytes_per_token: of the widest layer; item_size: bytes of its dtype."""
 
     hidden_size: int
     vocab_size: int
@@ -153,12 +153,12 @@ class MemoryPlan:
 
     @property
     def available(self) -> int:
-        """What is free beside weights and activations: what vLLM logs as free device memory."""
+        """Bytes left after weights and activations: the free device memory of vLLM's log."""
         return max(0, self.free - self.activations)
 
     @property
     def usable(self) -> int:
-        """What graphs and KV may take of that."""
+        """The part of `available` for graphs and KV, in bytes."""
         return int(self.available * self.utilization)
 
 

@@ -200,7 +200,7 @@ def _latent(number: _Numbers) -> LatentAttention:
 
 
 def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantization | None:
-    """What the config says of packed weights; a model with several parts may say it in the text's."""
+    """Return the config's entry on packed weights, or that of its text part."""
     packed = next((part[key] for part in (config, text) for key in _PACKINGS if part.get(key)), None)
     if packed is None:
         return None

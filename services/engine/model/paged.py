@@ -305,11 +305,11 @@ class PagedModel(ABC):
         self.skips_padding = False
         """Whether tokens of padding cost nothing."""
         self.select: Select | None = None
-        """What computes less where few hidden states are wanted, if something does."""
+        """Forward for few wanted hidden states, if the model has one that computes less."""
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """What computes, as far as torch's modules do."""
+        """Modules of torch that compute."""
         return ()
 
     @abstractmethod

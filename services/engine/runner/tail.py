@@ -135,7 +135,7 @@ class StepTail(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TailRequest:
-    """What a step asks of its tail.
+    """Demands of one step on its tail.
 
     prefills with `query` tokens a row in the forward; sampled rows, in the order of the hidden states, and
     their rows of the last tokens. `turn` is 0 or 1, for the steps that may be in flight. `masked`: the tail

@@ -463,7 +463,6 @@ class AdmissionQueues(Generic[T]):
         self._queues[entry.model].remove(entry)
 
     def count_refusal(self, lane: int, reason: RefusedFor) -> None:
-        """Count a refusal."""
         self.counts[lane].refused[reason] += 1
 
     def due(self, now: float) -> list[QueuedSequence[T]]:

@@ -29,7 +29,9 @@ class Dimensions:
 
 
 def read_dimensions(config: Mapping[str, Any], option: str | None, width: int) -> Dimensions:
-    """What the operator says (`any`, or widths with commas), else config.json; `width` is the whole vector's.
+    """Read the operator's widths (`any`, or numbers with commas), else those of config.json.
+
+    `width`: of a whole vector.
 
     Raises ModelError for what is no width.
     """
