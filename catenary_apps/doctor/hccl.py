@@ -18,7 +18,6 @@ from catenary.runtime import module_command
 from catenary_apps.doctor.host import Survey
 from catenary_apps.doctor.result import Result, not_applicable, ok, problem, warning
 
-NAME = "bandwidth"
 RANK_COMMAND = module_command("catenary_apps.doctor.hccl_rank")
 
 # What the links from a card to one other of its server carry, in GB/s one way: three ports of 100 Gb/s, or
@@ -46,22 +45,21 @@ def has_bridge() -> bool:
 
 
 def check_bandwidth(survey: Survey, options: BandwidthOptions, *, bridge: bool) -> Result:
-    """Run a rank on each card. What keeps it from running is said, not tried."""
+    """Run one rank on each card, unless something stands in the way: the result then says what."""
     cards = survey.cards
     modules = [card.module_id for card in cards if card.module_id is not None]
     if len(cards) < 2:
-        return not_applicable(NAME, "it takes two cards or more")
+        return not_applicable("it takes two cards or more")
     if not bridge:
-        return not_applicable(NAME, "it takes habana_frameworks: run catenary doctor in the image for hpu")
+        return not_applicable("it takes habana_frameworks: run catenary doctor in the image for hpu")
     if survey.busy:
-        return not_applicable(NAME, "processes hold cards: measured only when nobody does")
+        return not_applicable("processes hold cards: measured only when nobody does")
     if len(modules) < len(cards):
-        return not_applicable(NAME, "module ids are unknown")
+        return not_applicable("module ids are unknown")
     try:
         seconds = _measure(sorted(modules), options)
     except BandwidthError as error:
         return problem(
-            NAME,
             f"the all-reduce of {len(cards)} cards failed: {error}",
             "look at the card owners and the NIC ports above; HCCL_SOCKET_IFNAME=lo if the host's name leads "
             "nowhere",
@@ -121,7 +119,7 @@ class _Rank:
             )
 
     def last_words(self) -> str:
-        """Why it failed, as far as it said."""
+        """Return why it failed, as far as it said."""
         lines = _tail(self._errors).split("\n")
         code = f"exit code {self.process.returncode}"
         said = next((line.strip() for line in reversed(lines) if line.strip()), code)
@@ -155,15 +153,14 @@ def _judge(survey: Survey, mib: int, seconds: float) -> Result:
     found = f"all-reduce of {mib} MiB between {count} cards: {reached:.1f} GB/s each"
     kind = survey.smi.cards[0].name[:6] if survey.smi and survey.smi.cards else ""
     if kind not in _PEER_GB_S:
-        return ok(NAME, found)
+        return ok(found)
     most = _PEER_GB_S[kind] * (count - 1)
     if reached < _LEAST_SHARE * most:
         return warning(
-            NAME,
             f"{found}, of {most:.0f} that the links carry",
             "see the NIC ports above; the governor and NUMA balancing cost too; then the vendor's hl_qual",
         )
-    return ok(NAME, f"{found}, {reached / most:.0%} of what the links carry")
+    return ok(f"{found}, {reached / most:.0%} of what the links carry")
 
 
 def _free_port() -> int:

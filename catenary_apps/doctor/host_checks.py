@@ -15,13 +15,13 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
 def minor(text: str) -> Version | None:
-    """Major and minor number of a version such as hl-1.22.1-fw-61.4.2.1 or 2.9.0+hpu_1.23.0."""
+    """Return major and minor number of a version such as hl-1.22.1-fw-61.4.2.1 or 2.9.0+hpu_1.23.0."""
     found = _NUMBERS.search(text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def shown(version: Version) -> str:
-    """As people write it."""
+    """Return a version as text."""
     return f"{version[0]}.{version[1]}"
 
 
@@ -31,48 +31,41 @@ def known_releases() -> str:
 
 
 def check_packages(survey: Survey) -> Result:
-    """habana-torch-plugin and torch, in the Python that runs this."""
-    name = "packages"
+    """Check habana-torch-plugin and torch in the Python that runs this."""
     plugin, torch = survey.host.package(PLUGIN), survey.host.package("torch")
     if plugin is None:
         where = "engines for these cards run" if survey.cards else "an engine for Gaudi would run"
-        return not_applicable(
-            name, f"no {PLUGIN} in this Python: {where} in the image for hpu (docs/gaudi.md)"
-        )
+        return not_applicable(f"no {PLUGIN} in this Python: {where} in the image for hpu (docs/gaudi.md)")
     if torch is None:
         return problem(
-            name,
             f"{PLUGIN} {plugin} without torch",
             "install the vendor's torch of the same release, or use its image",
         )
     if too_old(plugin) is not None:
         found = f"{PLUGIN} {plugin}, torch {torch}: engines run on {supported()}"
-        return problem(name, found, take_image())
+        return problem(found, take_image())
     release = RELEASES.get(minor(plugin) or (0, 0))
     if release is None:
         return warning(
-            name,
             f"{PLUGIN} {plugin} is none of the known releases {known_releases()}",
             "use the image of one of those",
         )
     if minor(torch) not in release.torches:
         wanted = " or ".join(shown(version) for version in release.torches)
         return problem(
-            name,
             f"torch {torch} does not belong to {PLUGIN} {plugin}, which comes with {wanted}",
             "another torch was installed over the vendor's: make the environment anew, with no package that "
             "brings a torch of its own",
         )
-    return ok(name, f"{PLUGIN} {plugin}, torch {torch}")
+    return ok(f"{PLUGIN} {plugin}, torch {torch}")
 
 
 def check_python(survey: Survey) -> Result:
-    """Return the Python of the engines."""
-    name, python = "Python", survey.host.python
+    """Check that engines run on this Python."""
+    python = survey.host.python
     if python not in PYTHONS:
         wanted = " or ".join(shown(version) for version in PYTHONS)
         return problem(
-            name,
             f"{shown(python)}; engines run on Python {wanted}",
             f"{take_image()}: those for Ubuntu 24.04 have Python 3.12, those for Red Hat 9 have 3.11",
         )
@@ -80,49 +73,40 @@ def check_python(survey: Survey) -> Result:
     release = RELEASES.get(minor(plugin) or (0, 0)) if plugin else None
     if release is not None and python not in release.pythons:
         wanted = " or ".join(shown(version) for version in release.pythons)
-        return problem(
-            name, f"{shown(python)}, for which {PLUGIN} {plugin} is not made", f"use Python {wanted}"
-        )
-    return ok(name, shown(python))
+        return problem(f"{shown(python)}, for which {PLUGIN} {plugin} is not made", f"use Python {wanted}")
+    return ok(shown(python))
 
 
 def check_compatibility(survey: Survey) -> Result:
-    """Driver and software of one release: others fail in odd ways."""
-    name, host = "driver and software", survey.host
-    if not survey.cards:
-        return not_applicable(name, "no driver to compare")
+    """Check that driver and software are of one release: others fail in odd ways."""
+    host = survey.host
     driver = minor(survey.driver or "")
     if driver is None:
         return warning(
-            name, "the driver's version is unknown", "hl-smi shows it; it must be the release of the software"
+            "the driver's version is unknown", "hl-smi shows it; it must be the release of the software"
         )
     plugin = host.package(PLUGIN)
     software = minor(plugin) if plugin else None
     if software is None:
         if driver < min(RELEASES):
-            return problem(
-                name, f"the driver {shown(driver)} is too old", f"{take_image()} ({known_releases()})"
-            )
+            return problem(f"the driver {shown(driver)} is too old", f"{take_image()} ({known_releases()})")
         if driver not in RELEASES:
             return warning(
-                name,
                 f"the driver {shown(driver)} is none of the known releases {known_releases()}",
                 "install the driver of one of those, and take the image of the same release",
             )
-        return ok(name, f"driver {shown(driver)}: take the Gaudi image of {shown(driver)}")
+        return ok(f"driver {shown(driver)}: take the Gaudi image of {shown(driver)}")
     if driver < software:
         return problem(
-            name,
             f"the driver {shown(driver)} is older than the software {shown(software)}",
             f"install the driver {shown(software)} on the host, or take the image of {shown(driver)}",
         )
     if driver > software:
         return warning(
-            name,
             f"the driver {shown(driver)} is newer than the software {shown(software)}",
             f"the vendor supports equal releases: take the image of {shown(driver)}",
         )
-    return ok(name, f"both {shown(driver)}")
+    return ok(f"both {shown(driver)}")
 
 
 _CPU = "/sys/devices/system/cpu"
@@ -132,25 +116,23 @@ _DEEPEST_GOOD = 1
 
 
 def check_governor(survey: Survey) -> Result:
-    """Frequency scaling: a core that is slow to speed up delays each step."""
-    name, host = "CPU governor", survey.host
+    """Check frequency scaling: a core that is slow to speed up delays each step."""
+    host = survey.host
     texts = [host.text(file) for file in host.names(f"{_CPU}/cpu[0-9]*/cpufreq/scaling_governor")]
     governors = Counter(text for text in texts if text)
     if not governors:
-        return not_applicable(name, "the kernel scales no frequencies here, as on most virtual machines")
+        return not_applicable("the kernel scales no frequencies here, as on most virtual machines")
     if set(governors) == {"performance"}:
-        return ok(name, f"performance on {governors['performance']} CPUs")
+        return ok(f"performance on {governors['performance']} CPUs")
     found = ", ".join(f"{governor} on {count}" for governor, count in governors.most_common())
     return warning(
-        name,
-        f"{found} CPUs",
-        "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+        f"{found} CPUs", "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
     )
 
 
 def check_idle_states(survey: Survey) -> Result:
-    """Deep idle states, C6 above all: waking from one costs more than preparing a step."""
-    name, host = "C-states", survey.host
+    """Check for deep idle states, C6 above all: waking from one costs more than preparing a step."""
+    host = survey.host
     enabled: Counter[str] = Counter()
     names = host.names(f"{_CPU}/cpu[0-9]*/cpuidle/state*/name")
     for file in names:
@@ -161,12 +143,11 @@ def check_idle_states(survey: Survey) -> Result:
         if host.text(file.removesuffix("name") + "disable") == "0":
             enabled[state] += 1
     if not names:
-        return not_applicable(name, "the kernel manages no idle states here, as on most virtual machines")
+        return not_applicable("the kernel manages no idle states here, as on most virtual machines")
     if not enabled:
-        return ok(name, "none deeper than C1 is on")
+        return ok("none deeper than C1 is on")
     found = ", ".join(f"{state} on {count} CPUs" for state, count in sorted(enabled.items()))
     return warning(
-        name,
         f"{found} enabled",
         "sudo cpupower idle-set -D 10; for good: intel_idle.max_cstate=1 on the kernel's command line, or "
         "the BIOS",
@@ -174,17 +155,16 @@ def check_idle_states(survey: Survey) -> Result:
 
 
 def check_numa_balancing(survey: Survey) -> Result:
-    """Return the kernel moving pages between nodes, which stalls the threads that use them."""
-    name, host = "NUMA balancing", survey.host
+    """Check whether the kernel moves pages between nodes, which stalls the threads that use them."""
+    host = survey.host
     value = host.text("/proc/sys/kernel/numa_balancing")
     if value is None:
-        return not_applicable(name, "the kernel has none")
+        return not_applicable("the kernel has none")
     if value == "0":
-        return ok(name, "off")
+        return ok("off")
     if len(host.names("/sys/devices/system/node/node*")) < 2:
-        return ok(name, "on, on a machine with one node")
+        return ok("on, on a machine with one node")
     return warning(
-        name,
         "on: the kernel moves pages between nodes while engines use them",
         "echo 0 | sudo tee /proc/sys/kernel/numa_balancing; for good: kernel.numa_balancing = 0 in "
         "/etc/sysctl.d",
@@ -202,18 +182,15 @@ _PASSES = ("iommu=pt", "iommu.passthrough=1", "intel_iommu=off", "amd_iommu=off"
 
 
 def check_hugepages(survey: Survey) -> Result:
-    """Huge pages for the buffers of the cards' drivers and collectives."""
-    name, cards = "huge pages", len(survey.cards)
-    if not cards:
-        return not_applicable(name, "no card needs them")
+    """Check the huge pages for the buffers of the cards' drivers and collectives."""
+    cards = len(survey.cards)
     facts = _meminfo(survey)
     size_kib, total = facts.get("Hugepagesize", 0), facts.get("HugePages_Total", 0)
     wanted = round(cards * _HUGEPAGE_MIB * 1024 / (size_kib or 2048))
     if total:
         free = facts.get("HugePages_Free", 0)
-        return ok(name, f"{total} of {size_kib // 1024} MiB, {free} free")
+        return ok(f"{total} of {size_kib // 1024} MiB, {free} free")
     return warning(
-        name,
         "none",
         f"sudo sysctl -w vm.nr_hugepages={wanted}, and the same in /etc/sysctl.d (the vendor's examples give "
         "95000 MiB to eight cards)",
@@ -221,32 +198,29 @@ def check_hugepages(survey: Survey) -> Result:
 
 
 def check_iommu(survey: Survey) -> Result:
-    """With newer kernels the IOMMU has to pass the cards through."""
-    name, host = "IOMMU", survey.host
-    if not survey.cards:
-        return not_applicable(name, "no card")
+    """Check that the IOMMU passes the cards through, as newer kernels need it."""
+    host = survey.host
     if not host.names("/sys/class/iommu/*"):
-        return ok(name, "off")
+        return ok("off")
     words = (host.text("/proc/cmdline") or "").split()
     passing = [word for word in words if word in _PASSES]
     if passing:
-        return ok(name, f"{passing[0]} on the kernel's command line")
+        return ok(f"{passing[0]} on the kernel's command line")
     kernel = minor(host.text("/proc/sys/kernel/osrelease") or "")
     if kernel is not None and kernel < _IOMMU_KERNEL:
-        return ok(name, f"on, with kernel {shown(kernel)}")
+        return ok(f"on, with kernel {shown(kernel)}")
     return warning(
-        name,
         f"on and translating, with kernel {shown(kernel) if kernel else 'unknown'}",
         "add iommu=pt to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, sudo update-grub, reboot",
     )
 
 
 def check_memory(survey: Survey) -> Result:
-    """Memory that weights pass through, and that prepared recipes and KV on the host take."""
-    name, host = "memory", survey.host
+    """Check the memory, which weights pass through, and which prepared recipes and KV on the host take."""
+    host = survey.host
     total = _meminfo(survey).get("MemTotal")
     if total is None:
-        return not_applicable(name, "/proc/meminfo cannot be read")
+        return not_applicable("/proc/meminfo cannot be read")
     bytes_there = total * 1024
     usable = min([bytes_there, *(group.limit for group in memory_limits(host.root))])
     limited = usable < bytes_there
@@ -255,17 +229,16 @@ def check_memory(survey: Survey) -> Result:
     if usable / _GIB < wanted:
         cards = len(survey.cards)
         return warning(
-            name,
             f"{found} for {cards} card{'s' if cards > 1 else ''}",
             f"the vendor's examples have about {wanted:.0f} GiB: large models may not load; "
             + ("raise the limit" if limited else "use fewer cards or smaller models"),
         )
-    return ok(name, found)
+    return ok(found)
 
 
 def check_limits(survey: Survey) -> Result:
     """Check limits of locked memory and open files, and the shared memory that ranks of an engine use."""
-    name, host = "limits", survey.host
+    host = survey.host
     locked, files = host.locked_memory(), host.open_files()
     problems: list[str] = []
     advice: list[str] = []
@@ -276,9 +249,9 @@ def check_limits(survey: Survey) -> Result:
         problems.append(f"{files} open files")
         advice.append(f"ulimit -n {_OPEN_FILES} (Docker: --ulimit nofile={_OPEN_FILES})")
     if problems:
-        return warning(name, ", ".join(problems), "; ".join(advice))
+        return warning(", ".join(problems), "; ".join(advice))
     shown_lock = "unlimited" if locked is None else f"{locked // 1024} KiB"
-    return ok(name, f"locked memory {shown_lock}, open files {'unlimited' if files is None else files}")
+    return ok(f"locked memory {shown_lock}, open files {'unlimited' if files is None else files}")
 
 
 def _meminfo(survey: Survey) -> dict[str, int]:
@@ -296,33 +269,28 @@ _INSTALL = (
 
 
 def check_runtime(survey: Survey) -> Result:
-    """Return the habana runtime of Docker."""
-    name, host = "container runtime", survey.host
-    if not survey.cards:
-        return not_applicable(name, "no card to give to containers")
+    """Check that Docker has the habana runtime."""
+    host = survey.host
     if host.exists("/.dockerenv") or host.exists("/run/.containerenv"):
         visible = host.environment.get("HABANA_VISIBLE_DEVICES")
         if visible:
-            return ok(name, f"in a container with HABANA_VISIBLE_DEVICES={visible}")
+            return ok(f"in a container with HABANA_VISIBLE_DEVICES={visible}")
         return warning(
-            name,
             "in a container without HABANA_VISIBLE_DEVICES",
             "start it with the runtime habana and -e HABANA_VISIBLE_DEVICES=all",
         )
     if not any(host.exists(program) for program in _DOCKER):
-        return not_applicable(name, "no Docker here")
+        return not_applicable("no Docker here")
     try:
         runtimes = json.loads(host.text("/etc/docker/daemon.json") or "{}").get("runtimes", {})
     except (ValueError, AttributeError):
-        return warning(
-            name, "/etc/docker/daemon.json is not valid JSON", "mend it: docker does not start with it"
-        )
+        return warning("/etc/docker/daemon.json is not valid JSON", "mend it: docker does not start with it")
     if "habana" in runtimes:
         program = runtimes["habana"].get("path", "habana-container-runtime")
         if program.startswith("/") and not host.exists(program):
-            return warning(name, f"the runtime habana is {program}, which is not there", _INSTALL)
-        return ok(name, f"docker has the runtime habana ({program})")
+            return warning(f"the runtime habana is {program}, which is not there", _INSTALL)
+        return ok(f"docker has the runtime habana ({program})")
     found = "docker does not know the runtime habana"
     if any(host.exists(program) for program in _RUNTIME):
         found += ", though it is installed"
-    return warning(name, found, _INSTALL)
+    return warning(found, _INSTALL)

@@ -26,32 +26,31 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`found` and `advice` (what to do, empty if nothing) are one line each."""
+    """`found` and `advice` (what to do, empty if nothing) are one line each; `check` is the check's name."""
 
-    check: str
     status: Status
     found: str
     advice: str = ""
+    check: str = ""
 
 
-def ok(check: str, found: str) -> Result:
-    """All is well."""
-    return Result(check, Status.OK, found)
+def ok(found: str) -> Result:
+    return Result(Status.OK, found)
 
 
-def warning(check: str, found: str, advice: str) -> Result:
+def warning(found: str, advice: str) -> Result:
     """Return a finding that costs speed or safety, but stops nothing."""
-    return Result(check, Status.WARNING, found, advice)
+    return Result(Status.WARNING, found, advice)
 
 
-def problem(check: str, found: str, advice: str) -> Result:
+def problem(found: str, advice: str) -> Result:
     """Return a finding that keeps an engine from running on these cards."""
-    return Result(check, Status.PROBLEM, found, advice)
+    return Result(Status.PROBLEM, found, advice)
 
 
-def not_applicable(check: str, found: str) -> Result:
-    """There is nothing to check."""
-    return Result(check, Status.NOT_APPLICABLE, found)
+def not_applicable(found: str) -> Result:
+    """Return that there is nothing to check, and why."""
+    return Result(Status.NOT_APPLICABLE, found)
 
 
 _STYLES = {
@@ -63,14 +62,15 @@ _STYLES = {
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """Return one JSON object."""
-    checks = [{**asdict(result), "status": result.status.value} for result in results]
+    checks = [{"check": one.check, **asdict(one), "status": one.status.value} for one in results]
     return json.dumps({"checks": checks, "summary": _counts(results)}, indent=2)
 
 
 def show(results: Sequence[Result], console: Console, *, hidden: bool = False) -> None:
-    """A line for each check, and one below with what to do. hidden: without those that do not apply, but for
-    the first, which says whether there are cards."""
+    """Print a line for each check, and one below with what to do.
+
+    `hidden` leaves out those that do not apply, but for the first, which says whether there are cards.
+    """
     # Here and not above: JSON needs none of it.
     from rich.text import Text
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +39,7 @@ from catenary_apps.doctor.host_checks import (
     check_python,
     check_runtime,
 )
-from catenary_apps.doctor.result import Result, Status, as_json, show
+from catenary_apps.doctor.result import Result, Status, as_json, not_applicable, show
 
 _NAME = "catenary doctor"
 
@@ -72,29 +74,41 @@ class DoctorConfig(ServiceConfig):
     )
 
 
-Check = Callable[[Survey], Result]
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check and its name. `without_cards`: why it does not apply to a host that has none; None: it does."""
 
-CHECKS: tuple[Check, ...] = (
-    check_cards,
-    check_driver,
-    check_status,
-    check_smi,
-    check_owners,
-    check_modules,
-    check_numa,
-    check_packages,
-    check_python,
-    check_compatibility,
-    check_hugepages,
-    check_governor,
-    check_idle_states,
-    check_numa_balancing,
-    check_iommu,
-    check_memory,
-    check_limits,
-    check_ports,
-    check_libfabric,
-    check_runtime,
+    name: str
+    run: Callable[[Survey], Result]
+    without_cards: str | None = None
+
+    def __call__(self, survey: Survey) -> Result:
+        skipped = self.without_cards is not None and not survey.cards
+        result = not_applicable(self.without_cards or "") if skipped else self.run(survey)
+        return replace(result, check=self.name)
+
+
+CHECKS = (
+    Check("cards", check_cards),
+    Check("driver", check_driver, without_cards="no card to drive"),
+    Check("card status", check_status),
+    Check("hl-smi", check_smi, without_cards="no card to ask about"),
+    Check("card owners", check_owners),
+    Check("module ids", check_modules, without_cards="no card"),
+    Check("NUMA nodes of cards", check_numa, without_cards="no card"),
+    Check("packages", check_packages),
+    Check("Python", check_python),
+    Check("driver and software", check_compatibility, without_cards="no driver to compare"),
+    Check("huge pages", check_hugepages, without_cards="no card needs them"),
+    Check("CPU governor", check_governor),
+    Check("C-states", check_idle_states),
+    Check("NUMA balancing", check_numa_balancing),
+    Check("IOMMU", check_iommu, without_cards="no card"),
+    Check("memory", check_memory),
+    Check("limits", check_limits),
+    Check("NIC ports", check_ports),
+    Check("libfabric", check_libfabric, without_cards="no card"),
+    Check("container runtime", check_runtime, without_cards="no card to give to containers"),
 )
 
 
@@ -115,10 +129,11 @@ def run_doctor(argv: Sequence[str]) -> int:
 
 
 def examine(config: DoctorConfig, host: Host) -> list[Result]:
-    """All checks of a host, in the order in which they are shown."""
+    """Run all checks of a host, in the order in which they are shown."""
     found = survey(host)
     results = [check(found) for check in CHECKS]
     if config.bandwidth_test:
         options = BandwidthOptions(config.bandwidth_mib, config.bandwidth_s)
-        results.append(check_bandwidth(found, options, bridge=has_bridge()))
+        bandwidth = partial(check_bandwidth, options=options, bridge=has_bridge())
+        results.append(Check("bandwidth", bandwidth)(found))
     return results
