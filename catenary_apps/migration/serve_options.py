@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -37,10 +37,9 @@ def count(text: str) -> int:
 
 # Takes the option as it was written and its text; a flag's is true or false, a list's is joined by commas.
 Apply = Callable[[Launch, str, str], None]
-# The values with which an option asks for nothing: of all names of a row, or by name.
-Nothing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
-
+_TEST = "tests/unit/catenary_apps/migration/test_serve.py::"
 _EMPTY = ("{}", "[]")
+_OFF = ("false",)
 
 
 class Kind(Enum):
@@ -70,40 +69,45 @@ def refuse(option: str, value: str, reason: str) -> ConfigError:
     return ConfigError(f"{option} {value[:60]}: {reason}" if value else f"{option}: {reason}")
 
 
-def sets(
-    variable: str, note: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str
-) -> ServeOption:
+# The names of a row are one text with blanks between them.
+
+
+def sets(variable: str, note: str, names: str, *, kind: Kind = Kind.VALUE, **words: str) -> ServeOption:
     """Return an option that a variable of ours stands for; `words` translate values that differ."""
 
     def apply(launch: Launch, option: str, value: str) -> None:
         launch.ask(variable, words.get(value, value))
 
-    return ServeOption(Row(names, Status.SUPPORTED, note, test=test), kind, apply)
+    return supported(apply, note, "test_option_sets_a_variable", names, kind=kind)
 
 
-def sets_engine(option: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str) -> ServeOption:
+def sets_engine(option: str, names: str, *, kind: Kind = Kind.VALUE, **words: str) -> ServeOption:
     """Return an option that an option of the engine stands for."""
     flag = f"`--{option.replace('_', '-')}` of the engine"
-    return sets(f"{ENGINE}{option.upper()}", flag, test, *names, kind=kind, **words)
+    return sets(f"{ENGINE}{option.upper()}", flag, names, kind=kind, **words)
 
 
-def idle(note: str, *names: str, kind: Kind = Kind.VALUE, nothing: Nothing = ()) -> ServeOption:
-    """Return an option that there is nothing to do for: it gives a warning, unless it asks for nothing.
+def idle(note: str, names: str, *, kind: Kind = Kind.VALUE) -> ServeOption:
+    """Return an option that has no effect, of which a warning tells, unless its value asks for nothing.
 
-    `nothing`: values that do not, as vLLM's own defaults; of a flag it is false, if nothing else is said.
+    Such values, as vLLM's own defaults, follow the name: `--swap-space=0|4`. That of a flag is false, if none
+    follows.
     """
-    silent = nothing or (("false",) if kind is Kind.FLAG else ())
+    silent = {
+        name: values.split("|") if told else []
+        for name, told, values in (name.partition("=") for name in names.split())
+    }
 
     def apply(launch: Launch, option: str, value: str) -> None:
-        values = silent if isinstance(silent, tuple) else silent.get(option, ())
-        if not _is_one_of(value, values):
+        if not _is_one_of(value, silent.get(option) or (_OFF if kind is Kind.FLAG else ())):
             launch.warn(f"{option} has no effect: {note.replace('`', '')}")
 
-    return ServeOption(Row(names, Status.NOT_NEEDED, note), kind, apply)
+    return ServeOption(Row(tuple(silent), Status.NOT_NEEDED, note), kind, apply)
 
 
-def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
-    """Return an option of which only those values are possible that are so anyway; others are refused."""
+def only(reason: str, names: str, accepted: Sequence[str] = (), *, kind: Kind = Kind.VALUE) -> ServeOption:
+    """Return an option that is refused with any value but those that change nothing; of a flag, false."""
+    accepted = _OFF if kind is Kind.FLAG else accepted
 
     def apply(launch: Launch, option: str, value: str) -> None:
         if not _is_one_of(value, accepted):
@@ -112,10 +116,15 @@ def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.
     words = [f"`{word}`" if word else "an empty text" for word in accepted]
     verb = "changes" if len(words) == 1 else "change"
     values = f"; {' and '.join(words)} {verb} nothing" if words else ""
-    return ServeOption(Row(names, Status.REFUSED, reason + values), kind, apply)
+    return ServeOption(Row(tuple(names.split()), Status.REFUSED, reason + values), kind, apply)
 
 
-def _is_one_of(value: str, values: tuple[str, ...]) -> bool:
+def supported(apply: Apply, note: str, test: str, names: str, *, kind: Kind = Kind.VALUE) -> ServeOption:
+    """Return an option with a rule of its own, and the name of the test that covers it."""
+    return ServeOption(Row(tuple(names.split()), Status.SUPPORTED, note, test=f"{_TEST}{test}"), kind, apply)
+
+
+def _is_one_of(value: str, values: Sequence[str]) -> bool:
     """Return whether a text is one of these, in any case, or the same number, or an empty object or list."""
     if value in _EMPTY or value.lower() in values:
         return True
@@ -124,8 +133,3 @@ def _is_one_of(value: str, values: tuple[str, ...]) -> bool:
     except ValueError:
         return False
     return any(number == float(one) for one in values if one.isdecimal())
-
-
-def supported(apply: Apply, note: str, test: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
-    """Return an option with a rule of its own."""
-    return ServeOption(Row(names, Status.SUPPORTED, note, test=test), kind, apply)
