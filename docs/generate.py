@@ -17,17 +17,17 @@ from pathlib import Path
 import advisories
 
 from catenary.config import ServiceConfig, options_markdown
-from catenary_apps.bench import BenchServeConfig, BenchThroughputConfig
-from catenary_apps.buckets import BucketsConfig
+from catenary_apps.bench.options import BenchServeConfig, BenchThroughputConfig
+from catenary_apps.buckets.config import BucketsConfig
 from catenary_apps.cli.chat import ChatConfig
 from catenary_apps.cli.drain import DrainConfig
 from catenary_apps.cli.fleet import FleetConfig
-from catenary_apps.doctor import DoctorConfig
-from catenary_apps.migration import tables_markdown
+from catenary_apps.doctor.run import DoctorConfig
+from catenary_apps.migration.markdown import tables_markdown
 from catenary_apps.plan.config import PlanConfig
-from catenary_apps.profile import ProfileConfig
-from catenary_apps.top import TopConfig
-from catenary_apps.up import UpConfig
+from catenary_apps.profile.config import ProfileConfig
+from catenary_apps.top.run import TopConfig
+from catenary_apps.up.config import UpConfig
 from catenary_testing.engine import ScriptedEngineConfig
 from gateway.config import GatewayConfig
 from gateway.schemas.ignored import fields_markdown

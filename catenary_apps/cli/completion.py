@@ -17,17 +17,17 @@ Prints a script that completes commands and options. For bash:
 """
 # Of each command the class of its options; bench has two.
 _OPTIONS = {
-    "up": "catenary_apps.up:UpConfig",
+    "up": "catenary_apps.up.config:UpConfig",
     "chat": "catenary_apps.cli.chat:ChatConfig",
     "plan": "catenary_apps.plan.config:PlanConfig",
-    "buckets": "catenary_apps.buckets:BucketsConfig",
-    "profile": "catenary_apps.profile:ProfileConfig",
-    "bench serve": "catenary_apps.bench:BenchServeConfig",
-    "bench throughput": "catenary_apps.bench:BenchThroughputConfig",
-    "top": "catenary_apps.top:TopConfig",
+    "buckets": "catenary_apps.buckets.config:BucketsConfig",
+    "profile": "catenary_apps.profile.config:ProfileConfig",
+    "bench serve": "catenary_apps.bench.options:BenchServeConfig",
+    "bench throughput": "catenary_apps.bench.options:BenchThroughputConfig",
+    "top": "catenary_apps.top.run:TopConfig",
     "fleet": "catenary_apps.cli.fleet:FleetConfig",
     "drain": "catenary_apps.cli.drain:DrainConfig",
-    "doctor": "catenary_apps.doctor:DoctorConfig",
+    "doctor": "catenary_apps.doctor.run:DoctorConfig",
 }
 _SHELLS = ("bash", "zsh")
 
@@ -83,7 +83,8 @@ def whole_parser() -> argparse.ArgumentParser:
 
 def _foreign() -> Iterator[tuple[str, Sequence[str]]]:
     """Yield commands that take the options of other programs, and those options."""
-    from catenary_apps.migration import SCRIPT, SERVE_OPTIONS
+    from catenary_apps.migration.letters import SCRIPT
+    from catenary_apps.migration.serve import SERVE_OPTIONS
 
     serve = [name for option in SERVE_OPTIONS for name in option.names]
     letters = [name for entry in SCRIPT for name in entry.row.names]

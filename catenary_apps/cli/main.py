@@ -38,16 +38,16 @@ Each service also runs alone: python -m gateway, services.router, services.token
 
 
 _COMMANDS = {
-    "up": "catenary_apps.up:run_up",
+    "up": "catenary_apps.up.run:run_up",
     "chat": "catenary_apps.cli.chat:run_chat",
     "plan": "catenary_apps.plan.run:run_plan",
-    "buckets": "catenary_apps.buckets:run_buckets",
-    "profile": "catenary_apps.profile:run_profile_command",
-    "bench": "catenary_apps.bench:run_bench",
-    "top": "catenary_apps.top:run_top",
+    "buckets": "catenary_apps.buckets.run:run_buckets",
+    "profile": "catenary_apps.profile.run:run_profile_command",
+    "bench": "catenary_apps.bench.main:run_bench",
+    "top": "catenary_apps.top.run:run_top",
     "fleet": "catenary_apps.cli.fleet:run_fleet",
     "drain": "catenary_apps.cli.drain:run_drain",
-    "doctor": "catenary_apps.doctor:run_doctor",
+    "doctor": "catenary_apps.doctor.run:run_doctor",
     "vllm-serve": "catenary_apps.up.launching:run_vllm_serve",
     "gaudi-start": "catenary_apps.up.launching:run_gaudi_start",
     "completion": "catenary_apps.cli.completion:run_completion",

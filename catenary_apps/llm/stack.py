@@ -24,7 +24,11 @@ from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2, tokenizer_pb2
 from catenary_apps.llm.endpoint import LIMITS
 from catenary_apps.llm.local_engine import LocalEngine
-from catenary_apps.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Launch, ServeOption
+from catenary_apps.migration.launch import ENGINE as ENGINE_PREFIX
+from catenary_apps.migration.launch import UP as UP_PREFIX
+from catenary_apps.migration.launch import Launch
+from catenary_apps.migration.serve import SERVE_OPTIONS
+from catenary_apps.migration.serve_options import ServeOption
 from gateway import GatewayConfig, GatewayMetrics, from_wire
 from gateway.generation.requests import Requests
 from gateway.generation.service import GenerationService

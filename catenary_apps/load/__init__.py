@@ -1,6 +1,6 @@
 """Load on servers of the OpenAI API, and what it shows: latencies, throughput, goodput.
 
-It knows no service and no engine; it needs the extra `bench` without the plots.
+Imports no service and no engine; needs the extra `bench`, plots aside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from catenary_apps.load.conversations import (
 from catenary_apps.load.files import FileLimits, lines_conversations, sharegpt_conversations
 from catenary_apps.load.load import LoadInterrupted, Progress, run, run_load
 from catenary_apps.load.plan import (
-    DEFAULT_PERCENTILES,
     MIN_RATE,
     Arrivals,
     LoadPlan,
@@ -28,12 +27,11 @@ from catenary_apps.load.plan import (
     RampShape,
     parse_objectives,
 )
-from catenary_apps.load.results import LoadResult, as_json, distribution_json
-from catenary_apps.load.statistics import Distribution, Record, Timeline, describe, percentile_name, timeline
+from catenary_apps.load.results import LoadResult, as_json
+from catenary_apps.load.statistics import Distribution, percentile_name, timeline
 from catenary_apps.load.target import BenchError, Endpoint, Target
 
 __all__ = [
-    "DEFAULT_PERCENTILES",
     "MIN_RATE",
     "Arrivals",
     "BenchError",
@@ -49,16 +47,12 @@ __all__ = [
     "Progress",
     "Ramp",
     "RampShape",
-    "Record",
     "Source",
     "Target",
-    "Timeline",
     "TokenRange",
     "TokenizerText",
     "Turn",
     "as_json",
-    "describe",
-    "distribution_json",
     "lines_conversations",
     "parse_lengths",
     "parse_objectives",

@@ -142,7 +142,7 @@ R1_SCRIPT: Final[tuple[Letter, ...]] = (
 )
 
 
-def read(words: Sequence[str]) -> Letters:
+def read_letters(words: Sequence[str]) -> Letters:
     """Return the letters of a command line; --r1 chooses the DeepSeek-R1 script. Raises ConfigError."""
     r1 = "--r1" in words
     table = R1_SCRIPT if r1 else SCRIPT

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from catenary_apps.migration.letters import R1_SCRIPT, SCRIPT
-from catenary_apps.migration.serve import OPTIONS
+from catenary_apps.migration.serve import SERVE_OPTIONS
 from services.engine.vllm_variables import (
     Row,
     absent,
@@ -26,7 +26,7 @@ _SECTIONS: Final[Mapping[str, Sequence[Row]]] = {
     "Variables: the Gaudi device": hpu.ROWS,
     "Variables: server and model sources": serving.ROWS,
     "Variables with nothing to do": absent.ROWS,
-    "Options of `vllm serve`": [option.row for option in OPTIONS],
+    "Options of `vllm serve`": [option.row for option in SERVE_OPTIONS],
     "Letters of `start_gaudi_vllm_server.sh`": [entry.row for entry in SCRIPT],
     "Letters of the DeepSeek-R1 script (`--r1`)": [entry.row for entry in R1_SCRIPT],
 }

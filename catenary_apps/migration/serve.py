@@ -15,13 +15,17 @@ from catenary_apps.migration.serve_options import Kind, ServeOption
 from catenary_apps.migration.serve_tables import MODEL_OPTION, MODEL_OPTIONS, RUNNING_OPTIONS, SERVER_OPTIONS
 
 # By heading.
-GROUPS: Final[Mapping[str, tuple[ServeOption, ...]]] = {
+SERVE_GROUPS: Final[Mapping[str, tuple[ServeOption, ...]]] = {
     "Model": MODEL_OPTIONS,
     "Memory, scheduling and execution": RUNNING_OPTIONS,
     "Server and logs": SERVER_OPTIONS,
 }
-OPTIONS: Final[tuple[ServeOption, ...]] = tuple(option for group in GROUPS.values() for option in group)
-_BY_NAME: Final[Mapping[str, ServeOption]] = {name: option for option in OPTIONS for name in option.names}
+SERVE_OPTIONS: Final[tuple[ServeOption, ...]] = tuple(
+    option for group in SERVE_GROUPS.values() for option in group
+)
+_BY_NAME: Final[Mapping[str, ServeOption]] = {
+    name: option for option in SERVE_OPTIONS for name in option.names
+}
 _MAX_FILE: Final = 1 << 20
 _CONFIG: Final = "--config"
 

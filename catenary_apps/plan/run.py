@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from catenary.runtime import StartRefused
 from catenary_apps.cli.output import refused
 from catenary_apps.cli.pictures import check_picture, write_picture
-from catenary_apps.migration import ENGINE_PREFIX
+from catenary_apps.migration.launch import ENGINE as ENGINE_PREFIX
 from catenary_apps.plan.config import PlanConfig
 from services.engine.vllm_variables import load_shared
 

@@ -10,21 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from catenary.config import ConfigError, flag_name, parse_flags
-from catenary_apps.migration import (
-    ENGINE_PREFIX,
-    R1_SCRIPT,
-    SCRIPT,
-    SERVE_GROUPS,
-    UP_PREFIX,
-    Kind,
-    Launch,
-    Letter,
-    ServeOption,
-    UnknownOptionError,
-    launch_of,
-    parse_serve,
-    read_letters,
-)
+from catenary_apps.migration.launch import ENGINE as ENGINE_PREFIX
+from catenary_apps.migration.launch import UP as UP_PREFIX
+from catenary_apps.migration.launch import Launch
+from catenary_apps.migration.letters import R1_SCRIPT, SCRIPT, Letter, launch_of, read_letters
+from catenary_apps.migration.serve import SERVE_GROUPS, UnknownOptionError, parse_serve
+from catenary_apps.migration.serve_options import Kind, ServeOption
 from services.engine.vllm_variables import Row, Status
 
 RECIPES = f"{ENGINE_PREFIX}RECIPE_CACHE"

@@ -31,7 +31,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from catenary.config import env_name, flag_name
 from catenary.config.parser import default_text, placeholder
 from catenary.config.settings import is_boolean
-from catenary_apps.migration import tables_markdown
+from catenary_apps.migration.markdown import tables_markdown
 from services.engine.bucketing import Bucket
 from services.engine.bucketing.bucket_file import format_buckets, parse_buckets
 from tests.support.e2e_stack import ProcessStack, StackPlan, running_stack

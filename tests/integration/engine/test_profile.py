@@ -13,7 +13,7 @@ import pytest
 
 from catenary.rpc import error_of, open_channel
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
-from catenary_apps.profile import run_profile
+from catenary_apps.profile.run import run_profile
 from catenary_testing.engine import Script
 from tests.support.specs import sequence_spec
 from tests.support.waiting import eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from catenary.devices import DEVICES, ChosenDevice, choose_device, described, why_not_opened
-from catenary_apps.up import UpConfig
+from catenary_apps.up.config import UpConfig
 from services.engine.config import EngineConfig
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from catenary.config import ConfigError, ServiceConfig, check_variables, env_name, load, settings
-from catenary_apps.bench import BenchServeConfig, BenchThroughputConfig
-from catenary_apps.buckets import BucketsConfig
+from catenary_apps.bench.options import BenchServeConfig, BenchThroughputConfig
+from catenary_apps.buckets.config import BucketsConfig
 from catenary_apps.cli.chat import ChatConfig
-from catenary_apps.doctor import DoctorConfig
+from catenary_apps.doctor.run import DoctorConfig
 from catenary_apps.plan.config import PlanConfig
-from catenary_apps.top import TopConfig
-from catenary_apps.up import UpConfig
+from catenary_apps.top.run import TopConfig
+from catenary_apps.up.config import UpConfig
 from gateway.config import GatewayConfig
 from services.engine.config import EngineConfig
 from services.router.config import RouterConfig

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from catenary.config import flag_name
-from catenary_apps.bench import BenchServeConfig
-from catenary_apps.bench.options import NAMES
+from catenary_apps.bench.options import NAMES, BenchServeConfig
 from catenary_apps.cli.main import main
 from tests.support.bench_command import SMALL, bench_serve, origin_in_a_thread
 from tests.support.repository import ROOT

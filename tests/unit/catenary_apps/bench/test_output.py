@@ -16,8 +16,9 @@ from catenary_apps.bench import plots, serve
 from catenary_apps.bench.options import BenchServeConfig
 from catenary_apps.bench.serve_table import show
 from catenary_apps.cli.main import main
-from catenary_apps.load import Conversation, LoadPlan, LoadResult, Record, Target, Turn
+from catenary_apps.load import Conversation, LoadPlan, LoadResult, Target, Turn
 from catenary_apps.load.results import Course, evaluate
+from catenary_apps.load.statistics import Record
 
 HOSTILE = "[/red] [link=x] $\\frac \x1b[2J"
 

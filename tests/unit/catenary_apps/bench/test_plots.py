@@ -12,8 +12,9 @@ from PIL import Image
 from catenary.runtime import StartRefused
 from catenary_apps.bench.plots import curves, draw, latencies, throughput
 from catenary_apps.bench.target import Point, Sweep, Swept
-from catenary_apps.load import Conversation, LoadPlan, Record, Target, Turn
+from catenary_apps.load import Conversation, LoadPlan, Target, Turn
 from catenary_apps.load.results import Course, evaluate
+from catenary_apps.load.statistics import Record
 
 
 def _point(value: float | None, *, failing: int = 0, answered: int = 40) -> Point:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import catenary_apps.buckets
+import catenary_apps.buckets.run
 from catenary_apps.cli.main import main
 from catenary_apps.doctor.host import Host
 from catenary_apps.plan.run import run_plan
@@ -119,7 +119,7 @@ def test_interrupted_command_says_nothing(
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catenary_apps.buckets, "run_buckets", interrupted)
+    monkeypatch.setattr(catenary_apps.buckets.run, "run_buckets", interrupted)
     assert main(["buckets"]) == 130
     assert capsys.readouterr() == ("", "")
 

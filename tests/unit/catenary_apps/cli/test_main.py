@@ -9,7 +9,7 @@ import pytest
 from catenary.config import ConfigError, load
 from catenary_apps.cli.drain import DrainConfig
 from catenary_apps.cli.main import main
-from catenary_apps.up import UpConfig
+from catenary_apps.up.config import UpConfig
 from catenary_apps.up.run import check_services
 
 

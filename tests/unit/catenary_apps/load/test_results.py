@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_apps.load import Arrivals, Conversation, LoadPlan, Record, Target, Turn, as_json, timeline
+from catenary_apps.load import Arrivals, Conversation, LoadPlan, Target, Turn, as_json, timeline
 from catenary_apps.load.results import Course, LoadResult, evaluate
+from catenary_apps.load.statistics import Record
 
 
 def _record(*moments: float, **fields: Any) -> Record:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_apps.load import describe, parse_objectives
+from catenary_apps.load import parse_objectives
 from catenary_apps.load.plan import is_good
-from catenary_apps.load.statistics import peak_overlap
+from catenary_apps.load.statistics import describe, peak_overlap
 
 samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=60)
 percents = st.integers(0, 1000).map(lambda tenths: tenths / 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from catenary.config import ConfigError
-from catenary_apps.migration import launch_of, read_letters
+from catenary_apps.migration.letters import launch_of, read_letters
 
 DEFAULTS = {
     "CATENARY_UP_MODEL": "m",

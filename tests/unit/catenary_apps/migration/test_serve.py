@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.config import EMPTY_KEY, ConfigError
-from catenary_apps.migration import SERVE_OPTIONS, Launch, parse_serve
+from catenary_apps.migration.launch import Launch
+from catenary_apps.migration.serve import SERVE_OPTIONS, parse_serve
 from catenary_apps.migration.serve_options import Kind, ServeOption
 from services.engine.vllm_variables import Status
 

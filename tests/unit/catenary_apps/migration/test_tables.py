@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from catenary.config import ConfigError
-from catenary_apps.migration import R1_SCRIPT, SCRIPT, SERVE_OPTIONS, Launch, parse_serve
-from catenary_apps.up import run_up
+from catenary_apps.migration.launch import Launch
+from catenary_apps.migration.letters import R1_SCRIPT, SCRIPT
+from catenary_apps.migration.serve import SERVE_OPTIONS, parse_serve
 from catenary_apps.up.launching import run_gaudi_start, run_vllm_serve
+from catenary_apps.up.run import run_up
 from services.engine.config import EngineConfig
 from services.engine.vllm_variables import VARIABLES, Row, Status, load_moved, row_of, translate
 from tests.support.repository import ROOT

@@ -11,7 +11,7 @@ from catenary.config import EMPTY_KEY
 from catenary.config import load as load_config
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import RuntimeDirectory
-from catenary_apps.up import UpConfig
+from catenary_apps.up.config import UpConfig
 from catenary_apps.up.models import ReadyModel
 from catenary_apps.up.plan import GATEWAY_KEYS, ChildSpec, Places, Stage, child_environment, plan
 from catenary_apps.up.run import check_places, modules_of

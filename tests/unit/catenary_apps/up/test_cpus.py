@@ -10,8 +10,8 @@ import pytest
 
 from catenary.cpus import EngineCpus, Placement, Topology
 from catenary.runtime import StartRefused
-from catenary_apps.up import UpConfig
 from catenary_apps.up.child import wrapped
+from catenary_apps.up.config import UpConfig
 from catenary_apps.up.resources import cpus_of, described
 
 EIGHT = Topology((tuple((cpu,) for cpu in range(8)),), 8)

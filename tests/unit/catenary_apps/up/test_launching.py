@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from catenary_apps.migration import SERVE_OPTIONS
+from catenary_apps.migration.serve import SERVE_OPTIONS
 from catenary_apps.up.launching import run_gaudi_start, run_vllm_serve
 
 Run = Callable[[Sequence[str]], int]

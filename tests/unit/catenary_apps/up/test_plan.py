@@ -14,7 +14,7 @@ from catenary.cpus import EngineCpus, Placement, Topology
 from catenary.devices import why_not_opened
 from catenary.runtime import StartRefused
 from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
-from catenary_apps.up import UpConfig
+from catenary_apps.up.config import UpConfig
 from catenary_apps.up.deployment import example_request
 from catenary_apps.up.models import (
     ReadyModel,

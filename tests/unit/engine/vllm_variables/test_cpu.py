@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_apps.up import UpConfig
+from catenary_apps.up.config import UpConfig
 from services.engine.vllm_variables import load_moved
 from tests.support.moved import Moved, moved
 
