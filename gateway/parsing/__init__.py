@@ -1,1 +1,1 @@
-"""From a model's text to content, reasoning and tool calls."""
+"""Parsing of a model's text into content, reasoning and tool calls."""

@@ -1,4 +1,5 @@
-"""One call's name and arguments, as a JSON object or in a notation that is turned into JSON as it comes."""
+"""Readers of one call's name and arguments: a JSON object, or a notation that is converted to JSON as it
+arrives."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ _ARGUMENTS = frozenset({"arguments", "parameters"})
 
 
 class CallReader:
-    """Reads calls from a source, and gives them to an output."""
+    """Reader of calls from a source into an output."""
 
     def __init__(self, source: Source, output: Output, tools: ToolSet) -> None:
         self.source = source
         self.output = output
         self.tools = tools
         self.known_only = False
-        """Only functions that exist are called, as where calls have no marker."""
+        """Whether only functions that exist are called, as where calls have no marker."""
         self.markers: tuple[str, ...] = ()
-        """What a call may begin with."""
+        """Texts that may begin a call."""
         self.drafts = False
-        """All that is read stays held: it is a call only if it is one to its end."""
+        """Whether all text stays held until the end of the call decides that it is one."""
 
     def begin(self, name: str, written_id: str = "") -> None:
-        """A call begins: what was read of it is content no longer. Raises Malformed for a bad name."""
+        """Begin a call: the text read for it is no longer content. Raises Malformed for a bad name."""
         if not self.tools.accepts(name, known=self.known_only):
             raise Malformed
         if not self.drafts:
@@ -41,12 +42,12 @@ class CallReader:
         self.output.start(name, written_id)
 
     def hold_again(self) -> None:
-        """Behind a call, hold what may be another one."""
+        """Hold the text behind a call, which may be another one."""
         if not self.drafts:
             self.source.hold("")
 
     def json_arguments(self, name: str, written_id: str = "", ends: tuple[str, ...] = ()) -> Scan[None]:
-        """A JSON object, streamed. One of `ends`, which is not read, stands for an empty one."""
+        """Stream a JSON object. One of `ends`, which is not read, stands for an empty one."""
         if (yield from self.source.skip_space()) != "{":
             if not (yield from self.at(ends)):
                 raise Malformed
@@ -59,14 +60,15 @@ class CallReader:
         self.output.complete()
 
     def at(self, literals: tuple[str, ...], ahead: int = 0) -> Scan[bool]:
-        """Whether one of these comes next, or `ahead` characters further on, unread."""
+        """Return whether one of these comes next, or `ahead` characters further on, unread."""
         for literal in literals:
             if (yield from self.source.matching(literal, ahead)):
                 return True
         return False
 
     def comes(self, literal: str) -> Scan[bool]:
-        """Whether `literal` comes next behind white space, unread. Raises CutShort if the text ends in it."""
+        """Return whether `literal` comes next behind white space, unread. Raises CutShort if the text ends in
+        it."""
         yield from self.source.skip_space()
         if (yield from self.source.matching(literal)):
             return True
@@ -74,18 +76,18 @@ class CallReader:
         return False
 
     def check_cut(self, literals: tuple[str, ...]) -> None:
-        """Raises CutShort if the text ends in the middle of one of these, which comes next."""
+        """Raise CutShort if the text ends in the middle of one of these, which comes next."""
         source = self.source
         rest = source.text[source.pos :]
         if source.ended and rest and any(literal.startswith(rest) for literal in literals):
             raise CutShort
 
     def call_list(self, name_key: str = "name") -> Scan[None]:
-        """An array of call objects."""
+        """Read an array of call objects."""
         yield from self.listed(lambda: self.call_object(name_key=name_key))
 
     def listed(self, call: Callable[[], Scan[None]]) -> Scan[None]:
-        """Calls in brackets with commas between them; `call` reads one."""
+        """Read calls in brackets with commas between them; `call` reads one."""
         source, calls = self.source, self.output.calls
         if not (yield from source.accept("[")):
             raise Malformed
@@ -98,7 +100,7 @@ class CallReader:
             source.release()
 
     def comma(self, end: str) -> Scan[None]:
-        """What stands behind an item: a comma, or `end`, which is not read. Raises Malformed."""
+        """Read the comma behind an item, unless `end` comes, which is not read. Raises Malformed."""
         char = yield from self.source.skip_space()
         if char == ",":
             self.source.take(1)
@@ -106,7 +108,8 @@ class CallReader:
             raise Malformed
 
     def call_object(self, *, needs_arguments: bool = False, name_key: str = "name") -> Scan[None]:
-        """`{"name": ..., "arguments": {...}}`, its keys in any order; `name_key`: the name's."""
+        """Read `{"name": ..., "arguments": {...}}` with its keys in any order; the name is under
+        `name_key`."""
         source = self.source
         if (yield from source.skip_space()) != "{":
             raise Malformed
@@ -136,7 +139,7 @@ class CallReader:
             self._late(name, held, needs_arguments)
 
     def _late(self, name: str, held: str, needs_arguments: bool) -> None:
-        """The call of an object that is complete already."""
+        """Emit the call of an object that is complete already."""
         if needs_arguments and not held:
             raise Malformed
         if held.startswith('"'):
@@ -159,7 +162,6 @@ class CallReader:
         return key
 
     def _short_string(self) -> Scan[str]:
-        """A short string's text."""
         pieces: list[str] = []
         yield from json_string(self.source, pieces.append)
         text = "".join(pieces)
@@ -169,12 +171,12 @@ class CallReader:
 
 
 def _sendable(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 does not have, as JSON's escapes."""
+    """Return the text with lone surrogates, which UTF-8 does not have, as JSON's escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def nowhere(text: str) -> None:
-    """Values that say nothing."""
+    """Drop a value that is not needed."""
 
 
 _NAME_CHARS = re.compile(r"[\w.-]*")
@@ -183,17 +185,17 @@ _NO_KEY = re.compile(r"[<>\n]")
 # Of a parameter's name and of the blanks around it: what is longer is no call.
 _MAX_NAME = 256
 _MAX_BLANK = 64
-"""White space between two tags."""
+"""Most white space between two tags."""
 
 
 class PythonReader(CallReader):
-    """`[f(a=1, b="x"), g()]`."""
+    """Reader of `[f(a=1, b="x"), g()]`."""
 
     def python_calls(self, until: str = "") -> Scan[None]:
-        """The list, or calls without brackets and commas up to the text `until`. Arguments have names: what a
-        position means, no schema says.
+        """Read the list, or calls without brackets and commas up to the text `until`. Arguments must be
+        named: no schema says what a position means.
 
-        A call is told once it has ended: what is no literal further on makes all of it text."""
+        A call is emitted once it has ended: anything but a literal inside makes all of it text."""
         if not until:
             yield from self.listed(self._python_call)
             return
@@ -254,16 +256,15 @@ class PythonReader(CallReader):
 
 
 class TaggedReader(CallReader):
-    """A tag for each parameter. Types come from the tool's schema.
+    """Reader of calls with a tag for each parameter. Types come from the tool's schema.
 
-    A value may have any text in it, tags of the format too. It ends at its closing tag where that stands as
-    the format has it: at the end of the text, before the next parameter or the call's end, or as the last of
-    its line. If it began on a line of its own, tags within its lines are text. Without a closing tag it ends
-    before a call's whole end and, if values have no opening tag, before a parameter that the function has and
-    that was not given yet."""
+    A value may contain any text, even tags of the format. It ends at a closing tag at the end of the text,
+    before the next parameter or the call's end, or as the last of its line. If it began on a line of its own,
+    tags within its lines are text. Without a closing tag it ends before a call's whole end and, if values
+    have no opening tag, before a parameter that the function has and that was not given yet."""
 
     def tagged_arguments(self, name: str, tags: TaggedArguments) -> Scan[None]:
-        """All parameters of a call of `name`. Where neither a parameter nor an end comes, they end too."""
+        """Read all parameters of a call of `name`, until neither a parameter nor an end comes."""
         emit = self.output.arguments
         key = yield from self._tag(tags)
         if not key and not (yield from self.at(tags.ends)):
@@ -283,7 +284,7 @@ class TaggedReader(CallReader):
         self.output.complete()
 
     def _tag(self, tags: TaggedArguments) -> Scan[str]:
-        """The next parameter's name; empty if none comes. Raises CutShort if the text ends in it."""
+        """Read the next parameter's name; empty if none comes. Raises CutShort if the text ends in it."""
         source = self.source
         yield from source.skip_space()
         key = yield from self._key_ahead(tags, 0)
@@ -294,8 +295,8 @@ class TaggedReader(CallReader):
         return key.strip()
 
     def _key_ahead(self, tags: TaggedArguments, at: int) -> Scan[str | None]:
-        """The name in the tag that comes `at` characters further on, unread, with the white space around it;
-        empty if none does. None: the text ends before that is certain."""
+        """Return the name in the tag `at` characters further on, unread, with the white space around it;
+        empty if there is no tag, None if the text ends before that is certain."""
         source = self.source
         if not (yield from source.matching(tags.key_open, at)):
             rest = source.text[source.pos + at :]
@@ -358,8 +359,8 @@ class TaggedReader(CallReader):
     def _ends_value(
         self, marker: str, name: str, tags: TaggedArguments, given: Collection[str], *, apart: bool
     ) -> Scan[bool]:
-        """Whether a value ends at the marker that comes next. `apart`: it begins a line, or the value did not
-        begin on one of its own."""
+        """Return whether a value ends at the marker that comes next. `apart`: it begins a line, or the value
+        did not begin on one of its own."""
         source = self.source
         if marker != tags.value_close:
             if not apart:
@@ -379,8 +380,8 @@ class TaggedReader(CallReader):
         )
 
     def _new_parameter(self, name: str, tags: TaggedArguments, given: Collection[str], at: int) -> Scan[bool]:
-        """Whether a parameter that the function has and that was not given yet comes `at` characters further
-        on."""
+        """Return whether a parameter that the function has and that was not given yet comes `at` characters
+        ahead."""
         if tags.value_open:
             return False
         key = yield from self._key_ahead(tags, at)
@@ -390,8 +391,8 @@ class TaggedReader(CallReader):
         return not tags.padded or "\n" in (yield from self.source.blank(at, _MAX_BLANK))
 
     def _call_ends(self, tags: TaggedArguments, at: int) -> Scan[bool]:
-        """Whether the end of the call comes `at` characters further on, and behind it the text's end or what
-        goes on with a call."""
+        """Return whether the end of the call comes `at` characters ahead, followed by the end of the text or
+        by more of the call's format."""
         for place, end in enumerate(tags.ends):
             if (yield from self.source.matching(end, at)):
                 at += len(end)
@@ -407,7 +408,7 @@ class TaggedReader(CallReader):
 
 
 def read_until(source: Source, literals: tuple[str, ...]) -> Scan[str]:
-    """A short text up to one of `literals`, which is not read, without white space around it.
+    """Read a short text up to one of `literals`, which is not read, and strip it.
 
     Raises Malformed, CutShort."""
     yield from source.skip_space()

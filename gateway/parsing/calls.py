@@ -1,4 +1,4 @@
-"""Reads running text with calls in it, by the format of a family of models."""
+"""Reader of running text with calls in it, by the format of a family of models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ID_PREFIX = "functions."
 
 
 class Calls(PythonReader, TaggedReader):
-    """One answer, or what comes behind its reasoning."""
+    """Scanner of one answer, or of the text behind its reasoning."""
 
     def __init__(self, source: Source, output: Output, tools: ToolSet, form: ToolFormat) -> None:
         super().__init__(source, output, tools)
@@ -39,7 +39,7 @@ class Calls(PythonReader, TaggedReader):
         self._to_draft = MAX_DRAFT
 
     def read(self, *, trim: bool) -> Scan[None]:
-        """To the end of the text. `trim`: white space at the start is left out, as behind a reasoning."""
+        """Read to the end of the text. `trim`: drop white space at the start, as behind reasoning."""
         if self._form.bare:
             trim = yield from self._bare(trim=trim)
         while True:
@@ -53,7 +53,8 @@ class Calls(PythonReader, TaggedReader):
                 trim = yield from self._attempt(steps, found.space + found.marker)
 
     def _bare(self, *, trim: bool) -> Scan[bool]:
-        """A call without a marker, where the answer begins. Returns whether space behind it is left out."""
+        """Read a call without a marker, where the answer begins. Return whether white space behind it is
+        dropped."""
         space: list[str] = []
         while (char := (yield from self.source.peek())).isspace():
             space.append(self.source.take(1))
@@ -67,7 +68,7 @@ class Calls(PythonReader, TaggedReader):
         return trim
 
     def _attempt(self, steps: Steps, before: str) -> Scan[bool]:
-        """Read a call; what only looked like one is content. Returns whether it was one."""
+        """Read a call; text that only looked like one is content. Return whether it was one."""
         calls = self.output.calls
         self.source.hold(before)
         self._name = self._id = ""
@@ -92,7 +93,8 @@ class Calls(PythonReader, TaggedReader):
     def draft(self, marker: str) -> Scan[bool]:
         """Read a call of a function that exists, from its marker (one of `markers`) to its end.
 
-        Returns whether there is one; else the marker alone was read. For text where it may be just a word."""
+        Return whether there is one; else only the marker was read. For text where the marker may be just a
+        word."""
         source = self.source
         if self._to_draft <= 0:
             source.take(len(marker))

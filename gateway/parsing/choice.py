@@ -1,4 +1,4 @@
-"""Which parser a request's answers need, and the parser that feeds a text to it."""
+"""Choice of the parser for a request's answers, and the driver that feeds text to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gateway.parsing.toolset import ToolSet
 
 
 class TextParser:
-    """Drives a scanner: an `OutputParser`."""
+    """Driver of a scanner: an `OutputParser`."""
 
     def __init__(self, source: Source, output: Output, scan: Scan[None]) -> None:
-        """`scan` reads `source` to its end into `output`."""
+        """Make a parser whose `scan` reads `source` to its end into `output`."""
         self.source = source
         """The text, with how far it is read."""
         self._output = output
@@ -46,7 +46,8 @@ class TextParser:
         return self._output.complete_calls > 0
 
     def reasoning_tokens(self, offsets: Sequence[int]) -> int:
-        """How many of the tokens that begin at these characters of the text (rising) are reasoning."""
+        """Return how many of the tokens that begin at these characters of the text (ascending) are
+        reasoning."""
         count = 0
         for first, last in self._output.spans:
             end = len(offsets) if last is None else bisect_left(offsets, last)
@@ -54,14 +55,12 @@ class TextParser:
         return count
 
     def feed(self, text: str) -> list[Part]:
-        """As in `OutputParser`."""
         if text:
             self.source.feed(text)
             next(self._scan, None)
         return self._output.drain()
 
     def finish(self) -> list[Part]:
-        """As in `OutputParser`."""
         self.source.ended = True
         next(self._scan, None)
         self._output.finish()
@@ -75,22 +74,22 @@ _PLAIN = ToolFormat("")
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice:
-    """The parsers of a request's answers. Empty names: none of the kind."""
+    """Parsers of a request's answers. Empty names: none of the kind."""
 
     tool_parser: str = ""
-    """A name of TOOL_PARSERS, or `json`: calls as a constraint has them written."""
+    """Name in TOOL_PARSERS, or `json`: calls as a constraint has them written."""
     reasoning_parser: str = ""
     tools: ToolSet = field(default_factory=ToolSet)
     continues: bool = False
-    """The answer goes on with the assistant's last message."""
+    """Whether the answer goes on with the assistant's last message."""
     named: bool = False
-    """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
+    """Whether the request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
     required: bool = False
-    """A constraint has the answer be calls alone: whatever else is there is a part of one that was cut."""
+    """Whether a constraint has the answer be calls alone: any other text is a part of a call that was cut."""
     legacy: bool = False
-    """The call is told under its older names."""
+    """Whether the call is reported under its older names."""
     shows_reasoning: bool = True
-    """Reasoning is part of the answer."""
+    """Whether reasoning is part of the answer."""
     taken: frozenset[str] = frozenset()
     """Ids of the calls that the conversation has already."""
     template: TemplateFormats = field(default_factory=TemplateFormats)
@@ -103,7 +102,7 @@ class ParserChoice:
 
     @property
     def called_reason(self) -> str:
-        """Why an answer with a call has ended."""
+        """Finish reason of an answer with a call."""
         if self.named:
             return "stop"
         return "function_call" if self.legacy else "tool_calls"
@@ -143,8 +142,8 @@ class ParserChoice:
         )
 
     def thoughts_end(self, tail: str) -> str | None:
-        """What ends the reasoning that the answer begins in: a constraint holds behind it. None: it does not
-        begin in any, or no parser looks for one.
+        """Return the text that ends the reasoning in which the answer begins, and behind which a constraint
+        holds; None if it does not begin in reasoning, or no parser looks for it.
 
         In harmony that is the header of the answer's own channel; a call has a header of its own."""
         if self.is_harmony:
@@ -155,7 +154,8 @@ class ParserChoice:
         return form.closes[0]
 
     def parser(self, tail: str, stops: ContentStops | None = None) -> TextParser:
-        """A parser for one choice. `tail`: the prompt's last characters; `stops`: what content ends at."""
+        """Return a parser for one choice. `tail`: the prompt's last characters; `stops`: stop strings of
+        content."""
         source = Source()
         form = self._calls
         output = Output(
@@ -186,5 +186,5 @@ class ParserChoice:
 
 
 def id_style(tool_parser: str) -> IdStyle:
-    """What ids of calls look like in a parser's format."""
+    """Return the style of call ids in a parser's format."""
     return FORMATS.get(tool_parser, _PLAIN).ids

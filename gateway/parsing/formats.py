@@ -1,4 +1,4 @@
-"""How families of models write tool calls, by the names that vLLM gave the parsers."""
+"""Formats in which families of models write tool calls, by the names that vLLM gave the parsers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from gateway.parsing.output import IdStyle
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A fixed text, with or without white space before it."""
+    """Fixed text, with or without white space before it."""
 
     text: str
     optional: bool = False
 
 
 class WordKind(Enum):
-    """What a word says."""
+    """Meaning of a word."""
 
     NAME = "name"
-    """The function's name."""
     ID = "id"
-    """An id like `functions.NAME:3`, which has the name in it."""
+    """Id like `functions.NAME:3`, which contains the name."""
     OTHER = "other"
-    """Nothing of interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
-    """The arguments as a JSON object; the name came before. One of `ends` in its place: there are none."""
+    """Arguments as a JSON object; the name came before. One of `ends` in its place: there are none."""
 
     ends: tuple[str, ...] = ()
 
@@ -52,14 +50,14 @@ class CallObject:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """A JSON array of call objects, in which the function stands under the key `name`."""
+    """JSON array of call objects, in which the function stands under the key `name`."""
 
     name: str = "name"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSequence:
-    """Call objects, one after the other, maybe with one of `separators` between them.
+    """Call objects, one after the other, optionally separated by one of `separators`.
 
     `bare`: they may be without arguments."""
 
@@ -78,7 +76,7 @@ class PythonCalls:
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """A tag for each parameter: `key_open` NAME `key_close` `value_open` VALUE `value_close`.
+    """Tags for each parameter: `key_open` NAME `key_close` `value_open` VALUE `value_close`.
 
     A value ends at its closing tag or, if that is missing, where the next key or one of `ends` begins."""
 
@@ -88,7 +86,7 @@ class TaggedArguments:
     value_close: str
     ends: tuple[str, ...]
     padded: bool = False
-    """A value stands on lines of its own: the newlines around it are not part of it."""
+    """Whether a value stands on lines of its own: the newlines around it are not part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +121,18 @@ Steps: TypeAlias = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes its calls."""
+    """Format in which a family of models writes its calls."""
 
     name: str
     calls: Mapping[str, Steps] = field(default_factory=dict)
-    """What stands behind each marker that begins a call."""
+    """Steps behind each marker that begins a call."""
     frames: tuple[str, ...] = ()
-    """Markers around calls that say nothing and are left out."""
+    """Markers around calls, which are dropped."""
     bare: Mapping[str, Steps] = field(default_factory=dict)
-    """What an answer that begins with this character may be, without a marker."""
+    """Steps of an answer that begins with this character, without a marker."""
     ids: IdStyle = IdStyle.CALL
     ends_reasoning: bool = False
-    """Its markers are tokens that no model writes in prose: one of them ends a reasoning left open."""
+    """Whether its markers are tokens that no model writes in prose: one of them ends reasoning left open."""
     parts: tuple[str, ...] = ()
     """Control tokens that are only a part of a marker, or end with white space."""
 
@@ -145,7 +143,7 @@ class ToolFormat:
 
     @property
     def texts(self) -> frozenset[str]:
-        """Everything fixed that it reads: markers, and what stands between and behind them."""
+        """All fixed texts that it reads: markers, and those between and behind them."""
         steps = (*self.calls.values(), *self.bare.values())
         return frozenset((*self.markers, *self.parts)).union(*map(_texts, steps))
 
@@ -170,7 +168,7 @@ def _texts(steps: Steps) -> frozenset[str]:
 
 
 def _deepseek(words: str) -> str:
-    """A token of DeepSeek's: in wide bars, its words joined by SentencePiece's mark for a space."""
+    """Return a token of DeepSeek's: in wide bars, its words joined by SentencePiece's mark for a space."""
     return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
 
 
@@ -340,7 +338,7 @@ _ANY_OBJECTS = Branch({"[": (CallList(),), "": (CallSequence((",",), bare=True),
 
 
 def _enclosed(begin: str, end: str, content: Branch = _ANY_OBJECTS) -> Mapping[str, Steps]:
-    """Calls between two texts, the second of which may be missing."""
+    """Return steps for calls between two texts, the second of which may be missing."""
     return {begin: (content, Literal(end, optional=True))}
 
 

@@ -1,7 +1,7 @@
-"""gpt-oss: messages with channels.
+"""Reader of OpenAI's harmony format (gpt-oss): messages with channels.
 
 An answer is `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`; a
-call's header has `to=functions.NAME`, and its message is the arguments (OpenAI's harmony format)."""
+call's header has `to=functions.NAME`, and its message is the arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 
 ANSWER = f"{CHANNEL}final{MESSAGE}"
-"""The header of what is for the reader."""
+"""Header of the final answer."""
 
 # Characters between a channel's marker and its message: recipient and type, in the format's documentation.
 _MAX_HEADER = 512
@@ -32,14 +32,14 @@ _NEXT = MarkerSet((START, CHANNEL, *_ENDS))
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A message's: who it is for, and on which channel."""
+    """Header of a message: its recipient and its channel."""
 
     channel: str
     recipient: str
 
     @classmethod
     def of(cls, text: str) -> Header:
-        """`text`: what stands between `<|start|>` and `<|message|>`."""
+        """Read the text between `<|start|>` and `<|message|>`."""
         words = text.replace(CONSTRAIN, " ").replace(CHANNEL, f" {CHANNEL}").split()
         channel = next((word.removeprefix(CHANNEL) for word in words if word.startswith(CHANNEL)), "")
         recipient = next((word.removeprefix("to=") for word in words if word.startswith("to=")), "")
@@ -47,31 +47,32 @@ class Header:
 
     @property
     def function(self) -> str:
-        """The function that is called; empty if none is."""
+        """Name of the called function, else empty."""
         return self.recipient[len(_FUNCTIONS) :] if self.recipient.startswith(_FUNCTIONS) else ""
 
     @property
     def is_thought(self) -> bool:
-        """Analysis, and what goes to tools that are no functions of the request."""
+        """Whether it is analysis, or goes to a tool that is no function of the request."""
         return self.channel == "analysis" or bool(self.recipient)
 
 
 def begins_inside(tail: str) -> bool:
-    """Whether a prompt that ends with `tail` ends inside of a message."""
+    """Return whether a prompt that ends with `tail` ends inside of a message."""
     return MESSAGE in tail.rpartition(START)[2]
 
 
 class Harmony(CallReader):
-    """One answer."""
+    """Scanner of one answer."""
 
     def __init__(self, source: Source, output: Output, tools: ToolSet, *, calls: bool) -> None:
-        """`calls`: whether functions may be called."""
+        """Make a scanner. `calls`: whether functions may be called."""
         super().__init__(source, output, tools)
         self._calls = calls
         self._spoken: set[bool] = set()
 
     def read(self, tail: str) -> Scan[None]:
-        """To the end of the text. `tail`: the prompt's last characters, in whose last header it begins."""
+        """Read to the end of the text. `tail`: the prompt's last characters, in whose last header it
+        begins."""
         header, message, _ = tail.rpartition(START)[2].partition(MESSAGE)
         if message and START in tail:
             yield from self._message(Header.of(header), 0)
@@ -82,7 +83,7 @@ class Harmony(CallReader):
             yield from self._headed("", START if started else "")
 
     def _goes_on(self) -> Scan[bool]:
-        """Read the ends of messages up to the next header; False at the text's end."""
+        """Read the ends of messages up to the next header; return False at the end of the text."""
         source = self.source
         try:
             while (yield from source.skip_space()):
@@ -96,8 +97,8 @@ class Harmony(CallReader):
         return False
 
     def _headed(self, begun: str, before: str) -> Scan[None]:
-        """A header and its message. `begun`: the header's start in the prompt; `before`: its marker, which
-        some models leave out behind another message."""
+        """Read a header and its message. `begun`: the header's start in the prompt; `before`: its marker,
+        which some models leave out behind another message."""
         since = self.source.taken
         self.source.hold(before, _MAX_HEADER + len(MESSAGE))
         try:
@@ -129,7 +130,7 @@ class Harmony(CallReader):
         return "".join(pieces)
 
     def _message(self, header: Header, since: int) -> Scan[None]:
-        """What is behind a header that began at character `since`."""
+        """Read the message behind a header that began at character `since`."""
         if self._calls and (function := self._function(header)):
             try:
                 yield from self._call(function)
@@ -153,12 +154,12 @@ class Harmony(CallReader):
             self.output.close_span(self.source.taken)
 
     def _function(self, header: Header) -> str:
-        """The function that is called, empty if none is. One that exists needs no namespace."""
+        """Return the name of the called function, else empty. One that exists needs no namespace."""
         known = header.recipient in self.tools.schemas
         return header.function or (header.recipient if known else "")
 
     def _call(self, name: str) -> Scan[None]:
-        """The arguments, maybe in a fence. A message without text has none."""
+        """Read the arguments, possibly in a fence. A message without text has none."""
         yield from self.source.skip_space()
         fenced = yield from self.source.accept("```json")
         yield from self.json_arguments(name, ends=_ENDS)
@@ -167,6 +168,6 @@ class Harmony(CallReader):
 
 
 def _is_text(lead: str) -> bool:
-    """Whether there is more in front of a header's channel than a header has there."""
+    """Return whether there is more in front of a header's channel than a header has there."""
     words = lead.replace(CONSTRAIN, " ").split()
     return any(word != _ROLE and not word.startswith("to=") for word in words)

@@ -22,7 +22,7 @@ _CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
 def escape_control(char: str) -> str:
-    """A control character as JSON writes it in a string."""
+    """Return a control character as JSON writes it in a string."""
     return _CONTROL.get(char) or f"\\u{ord(char):04x}"
 
 
@@ -41,7 +41,7 @@ def json_value(source: Source, emit: Emit) -> Scan[None]:
 
 
 def _item(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
-    """One scalar, or the start of a container; true when a value is complete."""
+    """Read one scalar, or the start of a container; return whether a value is complete."""
     char = yield from _space(source, emit)
     if char == "{":
         return (yield from _open(source, emit, stack, "}"))
@@ -70,7 +70,7 @@ def _open(source: Source, emit: Emit, stack: list[str], closer: str) -> Scan[boo
 
 
 def _separator(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
-    """What stands behind a value inside of a container; true if that closes it."""
+    """Read the separator or end behind a value in a container; return whether that closes it."""
     char = yield from _space(source, emit)
     if char == stack[-1]:
         emit(source.take(1))
@@ -93,7 +93,7 @@ def _key(source: Source, emit: Emit) -> Scan[None]:
 
 
 def _space(source: Source, emit: Emit) -> Scan[str]:
-    """White space is the model's own too. Returns the next character, unread."""
+    """Pass on white space, which is the model's own too. Return the next character, unread."""
     while True:
         char = yield from source.next()
         space = _SPACE.match(source.text, source.pos)
@@ -103,7 +103,7 @@ def _space(source: Source, emit: Emit) -> Scan[str]:
 
 
 def json_string(source: Source, emit: Emit) -> Scan[None]:
-    """A string, its quotes included, as `json_value` does it."""
+    """Read a string, its quotes included, as `json_value` does."""
     if (yield from source.next()) != '"':
         raise Malformed
     emit(source.take(1))
@@ -142,7 +142,7 @@ def _word(source: Source, emit: Emit, word: str) -> Scan[None]:
 
 
 def _number(source: Source, emit: Emit) -> Scan[None]:
-    """Numbers are shown whole: only their end tells whether they are one."""
+    """Read a number and emit it whole: only its end tells whether it is one."""
     number = yield from peek_run(source, _NUMBER_CHARS, _MAX_NUMBER)
     if not _NUMBER.fullmatch(number):
         raise Malformed
@@ -150,7 +150,7 @@ def _number(source: Source, emit: Emit) -> Scan[None]:
 
 
 def peek_run(source: Source, chars: re.Pattern[str], limit: int) -> Scan[str]:
-    """The run of `chars` (one class, repeated) that comes next, unread.
+    """Return the run of `chars` (one class, repeated) that comes next, unread.
 
     Raises Malformed beyond `limit`, CutShort if the text may end inside of it."""
     while True:
@@ -166,7 +166,7 @@ def peek_run(source: Source, chars: re.Pattern[str], limit: int) -> Scan[str]:
 
 
 def whole(scan: Callable[[Source, Emit], Scan[None]], text: str) -> str | None:
-    """What `scan` makes of a text that is there already, or None if it is not exactly what it reads."""
+    """Return the output of `scan` for a complete text, or None if it does not read exactly that."""
     source = Source()
     # A number ends where something else begins.
     source.feed(text + "\n")

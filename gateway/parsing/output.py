@@ -1,4 +1,4 @@
-"""What a model's text is made of: content up to stop strings, reasoning and calls, as events with ids."""
+"""Events of a model's text: content up to stop strings, reasoning, and calls with ids."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gateway.parsing.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader. Never empty."""
+    """Text of the answer. Never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself. Never empty."""
+    """Reasoning text. Never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call of a function begins. `index` counts the calls of a choice from 0; `id` is unique."""
+    """Start of a call. `index` counts the calls of a choice from 0; `id` is unique."""
 
     index: int
     id: str
@@ -48,25 +48,25 @@ Part: TypeAlias = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Reads one choice's text.
+    """Parser of one choice's text.
 
-    What all parts of a kind add up to does not depend on how the text was cut. Nothing raises: text that
-    only looks like a call is content."""
+    The joined parts of a kind do not depend on how the text was cut. Nothing raises: text that only looks
+    like a call is content."""
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that this text makes certain, in order."""
+        """Return the parts that this text makes certain, in order."""
         ...
 
     def finish(self) -> list[Part]:
-        """The rest, once nothing follows. The parser must not be used again."""
+        """Return the remaining parts. The parser must not be used again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop string that ended an answer. Places count the characters of the whole text, as it was parsed.
+    """Stop string that ended an answer. Positions count the characters of the whole text, as it was parsed.
 
-    text: the string; shown: where the text that is shown ends; end: the place behind the string."""
+    text: the string; shown: where the text that is shown ends; end: the position behind the string."""
 
     text: str
     shown: int
@@ -74,24 +74,25 @@ class Stop:
 
 
 class ContentStops:
-    """Looks for stop strings in content as a parser finds it.
+    """Search for stop strings in content as a parser finds it.
 
-    Content that reasoning, a call or a marker parts is two texts: no stop string begins in one and ends in
-    the other."""
+    Content that is divided by reasoning, a call or a marker is two texts: no stop string begins in one and
+    ends in the other."""
 
     __slots__ = ("_end", "_include", "_scanner", "begin", "found")
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """`stops`: none is empty; `include`: the stop string is content too."""
+        """Make a search for `stops`, none of them empty; `include`: the stop string is content too."""
         self._scanner = StopScanner(stops)
         self._include = include
         self._end = 0
         self.begin = 0
-        """Nothing is looked for in front of this place."""
+        """Position before which no stop string is looked for."""
         self.found: Stop | None = None
 
     def read(self, text: str, end: int) -> str:
-        """Take content that ends at the place `end`; returns what of it, and of what was held, is shown."""
+        """Take content that ends at the position `end`; return the part of it, and of held text, that is
+        shown."""
         if self.found is not None:
             return ""
         start = end - len(text)
@@ -111,11 +112,11 @@ class ContentStops:
         return before + scan.text + (matched if self._include else "")
 
     def flush(self) -> str:
-        """The content held back, where it ends."""
+        """Return the content held back, where it ends."""
         return self._scanner.flush()
 
     def settled(self, place: int) -> int:
-        """How much of the text in front of `place` no stop string can cut away any more."""
+        """Return how much of the text in front of `place` no stop string can cut away any more."""
         return min(place, self._end - self._scanner.held) if self._scanner.held else place
 
 
@@ -123,18 +124,18 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class IdStyle(Enum):
-    """What ids of calls look like: a model's template may ask for a certain form."""
+    """Style of call ids: a model's template may ask for a certain form."""
 
     CALL = "call"
     """`call_` and 24 random characters."""
     NINE = "nine"
     """Nine letters and digits, as Mistral's templates demand."""
     OWN = "own"
-    """What the model wrote, `functions.NAME:3`, as Kimi's template shows it again. The number counts the
-    calls of a conversation; it goes on from there where the model wrote one that is taken."""
+    """Id as the model wrote it, `functions.NAME:3`, as Kimi's template shows it again. The number counts the
+    calls of a conversation, and continues from there where the model wrote one that is taken."""
 
     def make(self, name: str, written: str, used: Collection[str]) -> str:
-        """An id for a call of `name`; `written`: what the model wrote; `used`: ids of the other calls of the
+        """Return an id for a call of `name`; `written`: by the model; `used`: ids of the other calls of the
         conversation."""
         if self is IdStyle.OWN:
             number = len(used)
@@ -148,7 +149,7 @@ class IdStyle(Enum):
 
 
 class Output:
-    """Collects parts, numbers the calls, and remembers where the reasoning was."""
+    """Collector of parts, which numbers the calls and records where the reasoning was."""
 
     def __init__(
         self,
@@ -161,17 +162,11 @@ class Output:
         taken: Collection[str] = (),
         stops: ContentStops | None = None,
     ) -> None:
-        """Parts of the text that comes from `source`.
+        """Collect parts of the text that comes from `source`.
 
-        Args:
-            source: what is read.
-            ids: what ids of calls look like.
-            single: calls behind the first one are left out.
-            thoughts: reasoning is shown.
-            contents: content is shown.
-            taken: ids of the calls before this answer.
-            stops: what content may end at; nothing behind it is part of the answer.
-        """
+        Args: source: text being read. ids: style of call ids. single: drop calls behind the first one.
+        thoughts: show reasoning. contents: show content. taken: ids of the calls before this answer. stops:
+        stop strings of content; nothing behind one is part of the answer."""
         self._source = source
         self._style = ids
         self._ids = set(taken)
@@ -185,15 +180,15 @@ class Output:
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
         self.calls = 0
-        """Calls that began."""
+        """Calls begun."""
         self.complete_calls = 0
-        """Calls that were read to their end."""
+        """Calls read to their end."""
         self.spans: list[tuple[int, int | None]] = []
-        """Where the text is reasoning, markers included: characters from, to (None: it still is)."""
+        """Spans of reasoning, markers included: characters from, to (None: still open)."""
 
     @property
     def stop(self) -> Stop | None:
-        """The stop string at which the answer ended."""
+        """Stop string at which the answer ended."""
         return None if self._stops is None else self._stops.found
 
     @property
@@ -208,7 +203,8 @@ class Output:
             self._stops.begin = place
 
     def content(self, text: str, end: int | None = None) -> None:
-        """Text for the reader. It ends with the last character that was read, or else in front of `end`."""
+        """Add text of the answer. It ends with the last character that was read, or else in front of
+        `end`."""
         if not self._contents:
             return
         if self._stops is not None:
@@ -216,12 +212,10 @@ class Output:
         self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
-        """Thoughts."""
         if self._thoughts and self._goes_on():
             self._add(Reasoning, text)
 
     def start(self, name: str, written_id: str = "") -> None:
-        """A call begins."""
         if not self._goes_on():
             return
         self._flush()
@@ -232,52 +226,51 @@ class Output:
             self._parts.append(ToolCallStart(self.calls - 1, call_id, name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last."""
+        """Add arguments to the call that began last."""
         if text and not self._muted and self.stop is None:
             if self._kind is not None:
                 self._flush()
             self._texts.append(text)
 
     def complete(self) -> None:
-        """The call that began last has all its arguments."""
+        """Note that the call that began last has all its arguments."""
         if self.stop is None:
             self.complete_calls += 1
 
     def draft(self) -> None:
-        """What follows is told only once it is kept."""
+        """Hold back further parts until `keep` or `discard`."""
         self._flush()
         self._before = self._parts, self.calls, self.complete_calls, set(self._ids)
         self._parts = []
 
     def keep(self) -> None:
-        """Tell what was drafted."""
+        """Emit the draft."""
         if self._before is not None:
             self._flush()
             self._parts = self._before[0] + self._parts
             self._before = None
 
     def discard(self) -> None:
-        """Forget what was drafted."""
+        """Drop the draft."""
         if self._before is not None:
             self._parts, self.calls, self.complete_calls, self._ids = self._before
             self._texts, self._kind, self._before = [], None, None
 
     def open_span(self, at: int) -> None:
-        """Reasoning begins."""
         self.spans.append((at, None))
 
     def close_span(self, at: int) -> None:
-        """Reasoning has ended, if any had begun."""
+        """Close the span of reasoning, if one is open."""
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1] = (self.spans[-1][0], at)
 
     def finish(self) -> None:
-        """Nothing follows: content that might have begun a stop string is content."""
+        """Flush content that might have begun a stop string."""
         if self._stops is not None:
             self._add(Content, self._stops.flush())
 
     def drain(self) -> list[Part]:
-        """The parts since the last call of it."""
+        """Return the parts since the last call of it."""
         self._flush()
         if self._before is not None:
             parts = self._before[0].copy()
@@ -287,7 +280,8 @@ class Output:
         return parts
 
     def _goes_on(self) -> bool:
-        """Whether what is no content is part of the answer. The content before it ends here."""
+        """Return whether calls and reasoning are still part of the answer. The content before them ends
+        here."""
         if self._stops is None:
             return True
         self._add(Content, self._stops.flush())
@@ -306,7 +300,7 @@ class Output:
         self._texts.append(text)
 
     def _flush(self) -> None:
-        """Texts without a kind are arguments of the last call."""
+        """Join pending texts into one part; texts without a kind are arguments of the last call."""
         if self._texts:
             text = "".join(self._texts)
             self._parts.append(self._kind(text) if self._kind else ToolCallArguments(self.calls - 1, text))

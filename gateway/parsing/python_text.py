@@ -1,4 +1,4 @@
-"""Values in Python's syntax, turned into JSON as they come. Nothing is evaluated."""
+"""Conversion of values in Python's syntax to JSON as they arrive. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
 
 def python_value(source: Source, emit: Emit, depth: int = 0) -> Scan[None]:
-    """Read a literal and give JSON to `emit`: strings, numbers, True, False, None, lists, tuples, dicts.
+    """Read a literal and emit it as JSON: strings, numbers, True, False, None, lists, tuples, dicts.
 
-    `depth`: containers around it. Raises Malformed for anything else, as f-strings, calls and operators are,
+    `depth`: containers around it. Raises Malformed for anything else, such as f-strings, calls and operators,
     and CutShort if the text ends in it."""
     stack: list[str] = []
     while True:
@@ -75,7 +75,7 @@ def _item(source: Source, emit: Emit, stack: list[str], depth: int) -> Scan[bool
 
 
 def _parenthesis(source: Source, emit: Emit, depth: int) -> Scan[None]:
-    """A tuple, or one value in parentheses."""
+    """Read a tuple, or one value in parentheses."""
     source.take(1)
     first: list[str] = []
     if (yield from source.skip_space()) != ")":
@@ -97,7 +97,7 @@ def _parenthesis(source: Source, emit: Emit, depth: int) -> Scan[None]:
 
 
 def _next_item(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
-    """Where an item of a container may begin, or the container end; true if it does."""
+    """Read up to the next item of a container or its end; return whether an item follows."""
     if (yield from source.skip_space()) == stack[-1]:
         source.take(1)
         emit("}" if stack.pop() == "}" else "]")
@@ -120,7 +120,7 @@ def _separator(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
 
 
 def _key(source: Source, emit: Emit) -> Scan[None]:
-    """A dict's key; JSON knows only strings."""
+    """Read a dict's key; JSON knows only strings."""
     if (yield from source.next()) in "'\"":
         yield from python_string(source, emit)
     else:
@@ -134,8 +134,8 @@ def _key(source: Source, emit: Emit) -> Scan[None]:
 
 
 def python_string(source: Source, emit: Emit, *, raw: bool = False) -> Scan[None]:
-    """A string in any kind of quotes, and those right behind it, as one JSON string. `raw`: the first one has
-    no escapes. Raises Malformed for an escape that is none."""
+    """Read a string in any kind of quotes, and those right behind it, as one JSON string. `raw`: the first
+    one has no escapes. Raises Malformed for an invalid escape."""
     emit('"')
     yield from _quoted(source, emit, raw=raw)
     while (raw_next := (yield from _another(source))) is not None:
@@ -144,7 +144,7 @@ def python_string(source: Source, emit: Emit, *, raw: bool = False) -> Scan[None
 
 
 def _another(source: Source) -> Scan[bool | None]:
-    """Read up to the quotes of a further string; returns whether it is raw. None: none follows."""
+    """Read up to the quotes of a further string; return whether it is raw, or None if none follows."""
     while (char := (yield from source.peek())).isspace():
         source.take(1)
     if char in ("'", '"'):
@@ -159,7 +159,7 @@ def _another(source: Source) -> Scan[bool | None]:
 
 
 def _quoted(source: Source, emit: Emit, *, raw: bool) -> Scan[None]:
-    """What stands between the quotes that come next."""
+    """Read the text between the quotes that come next."""
     quote = yield from source.next()
     if (yield from source.matching(quote * 3)):
         quote *= 3
@@ -208,7 +208,7 @@ def _escape(source: Source, emit: Emit) -> Scan[None]:
 
 
 def _word(source: Source, emit: Emit) -> Scan[None]:
-    """A number or a keyword, shown whole."""
+    """Read a number or a keyword, which is emitted whole."""
     word = yield from peek_run(source, _WORD_CHARS, _MAX_WORD)
     if word in _PREFIXES and source.text[source.pos + 1] in "'\"":
         source.take(1)
@@ -227,7 +227,7 @@ def _word(source: Source, emit: Emit) -> Scan[None]:
 
 
 def _json_number(word: str) -> str:
-    """Python's spellings that JSON lacks: `1_000`, `+1`, `.5`, `1.`."""
+    """Return a number in JSON whose spelling only Python has: `1_000`, `+1`, `.5`, `1.`."""
     sign, digits = ("-" if word.startswith("-") else ""), word.lstrip("-+").replace("_", "")
     mantissa, mark, exponent = digits.lower().partition("e")
     integer, point, fraction = mantissa.partition(".")

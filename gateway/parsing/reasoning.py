@@ -17,24 +17,24 @@ _MAX_SPACE = 64
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Markers around a model's thoughts; the first of each is what templates write."""
+    """Markers around a model's reasoning; the first of each is the one that templates write."""
 
     name: str
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     after: tuple[str, ...] = ()
-    """What closes the answer behind the thoughts, and says nothing."""
+    """Texts that close the answer behind the reasoning, and are dropped."""
 
 
 class Beginning(Enum):
-    """What an answer begins in, as the prompt's end tells."""
+    """State in which an answer begins, as the prompt's end shows."""
 
     THOUGHTS = "thoughts"
     """The template opened the reasoning."""
     ANSWER = "answer"
     """The template closed it: the model was told not to think."""
     UNKNOWN = "unknown"
-    """The model opens it, or not."""
+    """The model may open it."""
 
 
 _THINK = ReasoningFormat("deepseek_r1", ("<think>",), ("</think>",))
@@ -83,14 +83,13 @@ REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
         "seed_oss": _SEED,
     }
 )
-"""Reasoning formats by the parsers' names."""
 
 
 def beginning(form: ReasoningFormat, tail: str, *, continues: bool) -> Beginning:
-    """What the answer to a prompt that ends with `tail` begins in.
+    """Return the state in which the answer to a prompt that ends with `tail` begins.
 
     A marker counts at the very end, where only a template can have written it. With `continues`, where the
-    prompt ends inside of the assistant's message, the last one that there is counts."""
+    prompt ends inside of the assistant's message, the last marker counts."""
     end = tail.rstrip()
     if end.endswith(form.opens):
         return Beginning.THOUGHTS
@@ -104,10 +103,10 @@ def beginning(form: ReasoningFormat, tail: str, *, continues: bool) -> Beginning
 
 
 class Thoughts:
-    """Reads the reasoning in front of an answer."""
+    """Reader of the reasoning in front of an answer."""
 
     def __init__(self, source: Source, output: Output, form: ReasoningFormat, calls: Calls) -> None:
-        """`calls` reads those that a model makes before its thoughts have ended."""
+        """Make a reader. `calls` reads those that a model makes before its reasoning has ended."""
         self._source = source
         self._output = output
         self._form = form
@@ -116,10 +115,10 @@ class Thoughts:
         self._lead = ""
 
     def read(self, start: Beginning, interrupts: tuple[str, ...]) -> Scan[bool]:
-        """Read thoughts to their end, or to one of `interrupts`, which is not read.
+        """Read reasoning to its end, or to one of `interrupts`, which is not read.
 
-        A whole call of a function that exists is a call, with more thoughts behind it; its marker alone is a
-        word of theirs. White space around them belongs to the markers. Returns whether there were any."""
+        A whole call of a function that exists is a call, with more reasoning behind it; its marker alone is
+        text. White space around them belongs to the markers. Return whether there was any reasoning."""
         source, output, form = self._source, self._output, self._form
         if start is Beginning.ANSWER or (start is Beginning.UNKNOWN and not (yield from self._opens())):
             return False
@@ -144,7 +143,7 @@ class Thoughts:
         return True
 
     def _emit(self, text: str) -> None:
-        """Thoughts behind a call begin on a line of their own."""
+        """Emit reasoning; behind a call it begins on a line of its own."""
         self._output.reasoning(self._lead + text)
         self._lead, self._spoken = "", True
 

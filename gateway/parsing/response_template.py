@@ -1,9 +1,8 @@
 """A checkpoint's declarative response template (transformers' `response_template`) as formats of ours.
 
-It is understood as far as it describes calls and reasoning in the ways that formats.py has words for; one
-that says more is not used at all, and the parsers that the chat template tells of are. Its regular
-expressions are never run on a model's text: what they say becomes a format, or is not understood.
-"""
+It is used only if formats.py can express all that it says of calls and reasoning; else the parsers are those
+that the chat template implies. Its regular expressions are never run on a model's text: each is translated to
+a format, or the template is not used."""
 
 from __future__ import annotations
 
@@ -32,14 +31,12 @@ from gateway.parsing.reasoning import ReasoningFormat
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A named group."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """White space, or none."""
+    """Optional white space."""
 
 
 Item: TypeAlias = str | Group | Space
@@ -51,8 +48,8 @@ _PLAIN = re.compile(r"[^\\()\[\]{}.*+?|^$]+")
 
 
 def read_pattern(pattern: str) -> list[Item] | None:
-    """The parts of a pattern: literal texts, named groups that take anything, white space. None: there is
-    something else in it."""
+    """Split a pattern into literal texts, named groups that match anything, and white space; None if it has
+    anything else."""
     items: list[Item] = []
     position = 0
     while position < len(pattern):
@@ -84,7 +81,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class TemplateFormats:
-    """What a template describes."""
+    """Formats that a template describes."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -92,7 +89,7 @@ class TemplateFormats:
 
 @lru_cache(maxsize=64)
 def read_response_template(text: str) -> TemplateFormats | None:
-    """The formats that a template describes, given as JSON; None if it says what we have no words for."""
+    """Return the formats that a template, given as JSON, describes; None if they cannot express it."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, Any]).get("fields")
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -132,7 +129,7 @@ def _tools(field: Mapping[str, Any]) -> ToolFormat | None:
 
 
 def _head(items: list[Item], content: Step | None) -> list[Step] | None:
-    """What stands between the marker and the content."""
+    """Return the steps between the marker and the content."""
     steps: list[Step] = []
     for place, item in enumerate(items):
         if isinstance(item, str):
@@ -173,12 +170,12 @@ def _content(field: Mapping[str, Any], ends: tuple[str, ...], *, named: bool) ->
 
 
 def _transformed(transform: Any) -> Any:
-    """What becomes of a call: the `function` in OpenAI's shape."""
+    """Return the `function` in OpenAI's shape that a transform makes of a call."""
     return transform.get("function") if isinstance(transform, dict) else None
 
 
 def _picks_parts(function: Any) -> bool:
-    """Whether the name and the arguments are parts of the content, under the names that we know."""
+    """Return whether the name and the arguments are parts of the content, under the known names."""
     if not isinstance(function, dict) or function.keys() != {"name", "arguments"}:
         return False
     arguments = [f"{{content.{key}}}" for key in ("arguments", "parameters")]
@@ -186,7 +183,7 @@ def _picks_parts(function: Any) -> bool:
 
 
 def _tags(pattern: Any, ends: tuple[str, ...]) -> TaggedArguments | None:
-    """`OPEN(key)CLOSE OPEN(value)CLOSE`, where the value may have no opening tag."""
+    """Read `OPEN(key)CLOSE OPEN(value)CLOSE`, where the value may have no opening tag."""
     items = read_pattern(pattern) if isinstance(pattern, str) else None
     if items is None:
         return None
@@ -204,7 +201,7 @@ def _tags(pattern: Any, ends: tuple[str, ...]) -> TaggedArguments | None:
 
 
 def _anchor(field: Mapping[str, Any], which: str) -> list[Item] | None:
-    """An anchor's texts and groups, without white space."""
+    """Return an anchor's texts and groups, without white space."""
     if isinstance(literal := field.get(which), str):
         return [literal]
     pattern = field.get(f"{which}_pattern")

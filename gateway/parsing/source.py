@@ -1,8 +1,7 @@
-"""Text as it comes in pieces, and the search for marks in it.
+"""Text that arrives in pieces, and the search for markers in it.
 
-A scanner is a generator: it yields whenever it needs more text and goes on when there is some. What it does
-depends on the characters alone, never on where the pieces ended.
-"""
+A scanner is a generator: it yields whenever it needs more text and goes on when there is some. Its output
+depends on the characters alone, never on where the pieces ended."""
 
 from __future__ import annotations
 
@@ -16,19 +15,19 @@ T = TypeVar("T")
 
 Scan: TypeAlias = Generator[None, None, T]
 Emit: TypeAlias = Callable[[str], None]
-"""Takes text as it is read."""
+"""Receiver of text as it is read."""
 
 _SPACE = re.compile(r"\s+")
 MAX_HELD = 1 << 16
-"""Characters that may wait for the name of a call, or for the end of a value whose type shows there. No
-option: it bounds the memory of one choice, arguments behind a name are streamed and do not count, and what is
-longer is no call of any known model."""
+"""Characters that may wait for the name of a call, or for the end of a value whose type shows only there. Not
+an option: it bounds the memory of one choice (streamed arguments do not count), and no known model writes a
+longer one."""
 MAX_DRAFT = 1 << 18
 """Characters of a call in the reasoning, which waits for its end. No option, as above."""
 
 
 class Malformed(Exception):
-    """The text is not the call that it began as. What was read of it is content."""
+    """The text is not the call that it began as; the part that was read is content."""
 
 
 class CutShort(Exception):
@@ -36,7 +35,7 @@ class CutShort(Exception):
 
 
 class Source:
-    """The text that has arrived and is unread: `text[pos:]`."""
+    """Text that has arrived and is unread: `text[pos:]`."""
 
     __slots__ = ("_held", "_most", "_record", "_since", "ended", "pos", "taken", "text")
 
@@ -44,7 +43,7 @@ class Source:
         self.text = ""
         self.pos = 0
         self.ended = False
-        """Nothing follows."""
+        """Whether no text follows."""
         self.taken = 0
         """Characters read."""
         self._record: list[str] | None = None
@@ -54,7 +53,7 @@ class Source:
 
     @property
     def settled(self) -> int:
-        """Characters of which it is known what they are: those that were read and are not held."""
+        """Characters whose kind is known: those that were read and are not held."""
         return self.taken if self._record is None else self._since
 
     def feed(self, text: str) -> None:
@@ -63,7 +62,7 @@ class Source:
         self.pos = 0
 
     def ahead(self, count: int) -> Scan[str]:
-        """The next `count` characters, unread. Raises CutShort if the text ends before."""
+        """Return the next `count` characters, unread. Raises CutShort if the text ends before."""
         while len(self.text) - self.pos < count:
             if self.ended:
                 raise CutShort
@@ -71,7 +70,7 @@ class Source:
         return self.text[self.pos : self.pos + count]
 
     def peek(self) -> Scan[str]:
-        """The next character, unread; empty at the end."""
+        """Return the next character, unread; empty at the end."""
         while self.pos >= len(self.text):
             if self.ended:
                 return ""
@@ -79,7 +78,7 @@ class Source:
         return self.text[self.pos]
 
     def next(self) -> Scan[str]:
-        """The next character, unread. Raises CutShort at the end."""
+        """Return the next character, unread. Raises CutShort at the end."""
         while self.pos >= len(self.text):
             if self.ended:
                 raise CutShort
@@ -87,8 +86,8 @@ class Source:
         return self.text[self.pos]
 
     def take(self, count: int) -> str:
-        """Read `count` characters that are there. Raises Malformed if too much is held: one character more
-        than may be, however many were asked for."""
+        """Read `count` characters that are there. Raises Malformed if too much is held, by one character more
+        than the limit, however many were asked for."""
         if self._record is not None:
             count = min(count, self._most + 1 - self._held)
         end = self.pos + count
@@ -103,7 +102,7 @@ class Source:
         return text
 
     def skip_space(self) -> Scan[str]:
-        """Read white space; returns the next character, unread. Raises CutShort at the end."""
+        """Read white space; return the next character, unread. Raises CutShort at the end."""
         while True:
             char = yield from self.next()
             if not char.isspace():
@@ -112,7 +111,7 @@ class Source:
             self.take(space.end() - self.pos if space else 1)
 
     def accept(self, literal: str) -> Scan[bool]:
-        """Read `literal` if it comes next."""
+        """Read `literal` if it comes next, and return whether it did."""
         count = yield from self.matching(literal)
         if not count:
             return False
@@ -120,7 +119,8 @@ class Source:
         return True
 
     def matching(self, literal: str, at: int = 0) -> Scan[int]:
-        """The length of `literal` if it comes `at` characters further on, else 0. Waits only while it may."""
+        """Return the length of `literal` if it comes `at` characters further on, else 0. Wait only while it
+        may."""
         while True:
             start = self.pos + at
             here = self.text[start : start + len(literal)]
@@ -131,7 +131,7 @@ class Source:
             yield
 
     def blank(self, at: int, most: int) -> Scan[str]:
-        """The white space `at` characters further on, up to `most` of it, unread."""
+        """Return the white space `at` characters further on, up to `most` of it, unread."""
         while True:
             ahead = self.text[self.pos + at : self.pos + at + most]
             space = ahead[: len(ahead) - len(ahead.lstrip())]
@@ -140,37 +140,37 @@ class Source:
             yield
 
     def hold(self, before: str, most: int = MAX_HELD) -> None:
-        """Remember what is read from now on, up to `most` characters; `before`: text that was read already
-        and belongs to it."""
+        """Record the text that is read from now on, up to `most` characters; `before`: text read already that
+        belongs to it."""
         self._record = [before]
         self._since = self.taken - len(before)
         self._held = 0
         self._most = most
 
     def hold_on(self, most: int = MAX_HELD) -> None:
-        """What is held may grow to this limit."""
+        """Raise the limit of held text to `most`."""
         self._most = most
 
     def unread(self, text: str) -> None:
-        """Have the last characters that were read come next again."""
+        """Put back the last characters that were read."""
         self.text = text + self.text[self.pos :]
         self.pos = 0
         self.taken -= len(text)
 
     def release(self) -> str:
-        """Forget what was held, and return it; empty if nothing was."""
+        """Forget the held text, and return it; empty if there was none."""
         held = "".join(self._record or ())
         self._record = None
         return held
 
 
 MAX_SPACE = 256
-"""White space in front of a marker that is left out with it."""
+"""Most white space in front of a marker that is dropped with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A marker that comes next, unread, and the white space before it, which was read and not shown."""
+    """Marker that comes next, unread, and the white space before it, which was read and not emitted."""
 
     marker: str
     space: str
@@ -189,10 +189,10 @@ class MarkerSet:
         self._first = re.compile(f"[{first}]") if first else None
 
     def seek(self, source: Source, emit: Emit, *, trim: bool = False) -> Scan[Found | None]:
-        """Give text to `emit` up to the next marker, without the white space in front of it.
+        """Emit text up to the next marker, without the white space in front of it.
 
-        What is given ends with the last character that was read. `trim`: white space at the start is left out
-        too. Returns None at the end of the text."""
+        Emitted text ends with the last character that was read. `trim`: white space at the start is dropped
+        too. Return None at the end of the text."""
         keep = MAX_SPACE if self._markers else 0
         space = 0  # so much white space comes next, unread
         while True:
@@ -225,7 +225,7 @@ class MarkerSet:
             space, trim = 0, False
 
     def _match(self, source: Source, ahead: int) -> Scan[str]:
-        """The marker that comes `ahead` characters further on, unread; empty if none does."""
+        """Return the marker that comes `ahead` characters further on, unread; empty if none does."""
         while True:
             start = source.pos + ahead
             here = source.text[start : start + self._length]

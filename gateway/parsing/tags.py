@@ -1,5 +1,5 @@
-"""The parts of a format that a constraint needs, so that calls of required, named and strict tools are
-written as the model's parser reads them."""
+"""Parts of a format that a constraint needs, so that calls of required, named and strict tools are written as
+the model's parser reads them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gateway.parsing.formats import FORMATS
 
 
 class Tag(NamedTuple):
-    """A call of one function: the text around its arguments, which are a JSON value.
+    """Call of one function: the text around its arguments, which are a JSON value.
 
-    `begin` begins with `trigger`: behind that, a model must go on with one of the calls. Some of the texts
-    are control tokens of the models that write them."""
+    `begin` begins with `trigger`, after which a model must go on with one of the calls. Some of the texts are
+    control tokens of the models that write them."""
 
     trigger: str
     begin: str
@@ -72,11 +72,11 @@ _TAGS = {
 
 
 class TaggedFormat(NamedTuple):
-    """A call of one function whose arguments have a tag each.
+    """Call of one function whose arguments have a tag each.
 
     The text around all of them is as in `Tag`. `value_begin` stands in front of a value, with KEY for the
-    parameter's name, and `value_end` behind it; no value may have one of `without` inside, where its reader
-    would end."""
+    parameter's name, and `value_end` behind it; no value may contain one of `without`, where its reader would
+    end."""
 
     trigger: str
     begin: str
@@ -132,19 +132,20 @@ _TAGGED = {
 
 
 def tagged_for(parser: str, name: str) -> TaggedFormat | None:
-    """The tags of a call of function `name` for a tool parser whose arguments have some; else None."""
+    """Return the tags of a call of function `name` for a tool parser whose arguments have some; else None."""
     form = FORMATS.get(parser)
     tagged = None if form is None else _TAGGED.get(form.name)
     return None if tagged is None else tagged._replace(begin=tagged.begin.replace(_NAME, name))
 
 
 def value_begin(tagged: TaggedFormat, key: str) -> str:
-    """What stands in front of the value of parameter `key`."""
+    """Return the text in front of the value of parameter `key`."""
     return tagged.value_begin.replace(_KEY, key)
 
 
 def tag_for(parser: str, name: str) -> Tag | None:
-    """The tag of a call of function `name` for tool parser `parser`; None: its arguments are no JSON.
+    """Return the tag of a call of function `name` for tool parser `parser`; None if its arguments are not
+    JSON.
 
     Then a constraint has the calls written as an array of `{"name", "parameters"}`, for parser `json`."""
     form = FORMATS.get(parser)

@@ -1,4 +1,4 @@
-"""The functions that a request offers, and the types that their schemas give to parameters."""
+"""Functions that a request offers, and the types that their schemas give to parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """JSON types that `schema` (of an object) allows for its property `name`; empty: it does not say."""
+    """Return the JSON types that `schema` (of an object) allows for its property `name`; empty if
+    unspecified."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, dict) else None
     if found is None:
@@ -57,7 +58,7 @@ def _types(part: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference inside of the schema points to; None if nothing."""
+    """Return the target of a reference inside of the schema; None if it has none."""
     found: Any = root
     for step in reference.removeprefix("#/").split("/")[:16]:
         found = found.get(step) if isinstance(found, dict) else None
@@ -69,12 +70,12 @@ def _type_of(value: Any) -> str:
 
 
 def is_text(types: frozenset[str]) -> bool:
-    """Whether a value can be nothing but a string, so that its text can be passed on before it has ended."""
+    """Return whether a value can only be a string, so that its text can be emitted before it has ended."""
     return types == {"string"}
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """`text` as JSON: of an allowed type if it is written like one, else a string.
+    """Return `text` as JSON: of an allowed type if it is written like one, else a string.
 
     Where the schema does not say, objects and arrays are taken as such and everything else is a string."""
     bare = text.strip()
@@ -106,7 +107,7 @@ def _literal(bare: str, types: frozenset[str]) -> str | None:
 
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""The form of a function's name."""
+"""Form of a function's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +117,20 @@ class ToolSet:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     allowed: frozenset[str] | None = None
     single: bool = False
-    """At most one call is wanted."""
+    """Whether at most one call is wanted."""
 
     def accepts(self, name: str, *, known: bool) -> bool:
-        """Whether a call of `name` is one. A model may invent a name: that is for the client to answer,
-        unless the call has no marker (`known`), where only a function that exists tells a call from text."""
+        """Return whether a call of `name` is one. A model may invent a name, which the client is to answer,
+        unless the call has no marker (`known`): there only a function that exists tells a call from text."""
         if self.allowed is not None:
             return name in self.allowed
         return name in self.schemas if known else NAME.fullmatch(name) is not None
 
     def knows(self, function: str, parameter: str) -> bool:
-        """Whether the function has a parameter of this name, or its schema does not list them."""
+        """Return whether the function has a parameter of this name, or its schema does not list them."""
         properties = self.schemas.get(function, {}).get("properties")
         return parameter in properties if isinstance(properties, Mapping) else True
 
     def types(self, function: str, parameter: str) -> frozenset[str]:
-        """JSON types of a parameter; empty where nothing is said."""
+        """Return the JSON types of a parameter; empty if unspecified."""
         return parameter_types(self.schemas.get(function, {}), parameter)
