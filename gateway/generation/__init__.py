@@ -1,1 +1,1 @@
-"""One request's sequences: from a checked request to the deltas of its choices."""
+"""Generation for one request: from a checked request to the deltas of its choices."""

@@ -1,4 +1,4 @@
-"""A chat before it is rendered: its messages, its parser and constraint, cut to fit the context."""
+"""Chats before they are rendered: messages, parser and constraint, cut to fit the context."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gateway.text.target import Rendered
 
 
 def with_tools(messages: Sequence[ChatMessage], tool_parser: str) -> Sequence[ChatMessage]:
-    """The messages with calls and results of tools in place of those of functions, which have no ids.
+    """Return the messages with calls and results of tools in place of those of functions, which have no ids.
 
-    A result is of the last call of its function, or of the last call if there is none of it. `tool_parser`:
-    of the model, whose template may ask for a certain form of ids."""
+    A result belongs to the last call of its function, or to the last call if there is none of it.
+    `tool_parser`: of the model, whose template may ask for a certain form of ids."""
     if not any(message.function_call is not None or message.role == "function" for message in messages):
         return messages
     style = id_style(tool_parser)
@@ -65,7 +65,8 @@ def _new_id(style: IdStyle, name: str, used: dict[str, str]) -> str:
 
 
 def to_chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:
-    """The part of a request that its template sees. Raises ApiError for variables that it does not read."""
+    """Return the part of a request that its template sees. Raises ApiError for variables that it does not
+    read."""
     variables = fields.template_variables(traits.template_variables)
     return tokenizer_pb2.ChatInput(
         messages=[_message(message) for message in with_tools(fields.messages, traits.tool_parser)],
@@ -102,7 +103,7 @@ _UNKNOWN_FORMAT = (
 
 
 def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
-    """The parser for the answers to a request. Raises ApiError if calls cannot be told from text."""
+    """Return the parser for the answers to a request. Raises ApiError if calls cannot be told from text."""
     policy = fields.call_policy
     restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
     tool_parser, reasoning_parser, template = _own(traits)
@@ -125,10 +126,10 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
 
 
 def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | None:
-    """What an answer is constrained to: required and strict calls, or what else the request asks for.
+    """Return the constraint of an answer: required and strict calls, or that of the request's other fields.
 
-    An answer without calls is what a JSON schema says; where a call is required, there is no such answer.
-    Raises ApiError for any other combination."""
+    A JSON schema constrains answers without calls; where a call is required, there is no such answer. Raises
+    ApiError for any other combination."""
     policy, text = fields.call_policy, wanted_of(fields)
     if policy.mode is CallMode.NONE:
         return text
@@ -161,8 +162,8 @@ def _callable(fields: ChatRequest) -> list[CallableFunction]:
 
 
 def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
-    """The model's parsers for calls and for reasoning. Its response template, if it is understood, has the
-    first word on what it describes."""
+    """Return the model's parsers for calls and for reasoning. Its response template, if it is understood,
+    takes precedence for the kinds that it describes."""
     found = read_response_template(traits.response_template) if traits.response_template else None
     formats = found or TemplateFormats()
     return (
@@ -173,8 +174,8 @@ def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
 
 
 def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
-    """The model's own, or the one for calls as a constraint has them written where it cannot hold the model's
-    own to their schemas."""
+    """Return the model's own parser, or the one for calls as a constraint has them written where it cannot
+    hold the model's own to their schemas."""
     mode = fields.call_policy.mode
     if mode is CallMode.NONE:
         return ""
@@ -206,7 +207,7 @@ def prepare_chat(
 ) -> Prepared:
     """Prepare a chat; its answer is limited by the context alone, unless the request limits it.
 
-    Raises ApiError if the model can neither see the tools nor be held to what is asked for."""
+    Raises ApiError if the model can neither see the tools nor be constrained as requested."""
     return Prepared(
         request_id=new_id(id_prefix),
         model=model,
@@ -221,8 +222,6 @@ def prepare_chat(
 
 
 class Turn(Protocol):
-    """A message of a chat."""
-
     @property
     def role(self) -> str: ...
 
@@ -234,11 +233,11 @@ _TOO_LONG = "context_length_exceeded"
 
 
 def droppable(messages: Sequence[Turn]) -> list[list[int]]:
-    """What may be left out, oldest first: indexes of messages that go together.
+    """Return the indexes of messages that may be dropped, in groups, oldest first.
 
-    First come whole turns, each a user's message with all that follows up to the next one. Of the last turn
-    then the rounds behind the user's message, each an assistant's message with the results of its calls, but
-    never the last one. Instructions are in none."""
+    First come whole turns: a user's message with all that follows up to the next one. Then, of the last turn,
+    the rounds behind the user's message but the last: each an assistant's message with the results of its
+    calls. Instructions are in none."""
     turns: list[list[int]] = [[]]
     for index, message in enumerate(messages):
         if message.role in _KEPT:
@@ -258,11 +257,11 @@ def droppable(messages: Sequence[Turn]) -> list[list[int]]:
 
 
 async def fitted(messages: Sequence[M], render: Callable[[list[M]], Awaitable[Rendered]]) -> Rendered:
-    """Render a chat without so many of its oldest turns that it fits.
+    """Render a chat without as many of its oldest turns as needed to fit.
 
-    Few are rendered: their number is halved each time. `render` raises ApiError `context_length_exceeded` for
-    a chat that is too long. Raises ApiError: as `render` does for the whole chat, if it does not fit without
-    all that may be left out."""
+    Few attempts are rendered: their number is halved each time. `render` raises ApiError
+    `context_length_exceeded` for a chat that is too long; if it does not fit without all droppable turns, the
+    error for the whole chat is raised."""
     try:
         return await render(list(messages))
     except ApiError as error:

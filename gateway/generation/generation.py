@@ -1,4 +1,4 @@
-"""A running request: its sequences on the session, and their output as deltas of choices."""
+"""Running requests: sequences on the session, and their output as deltas of choices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LONG_PROMPT_TOKENS = 4096
 
 
 class Prompt:
-    """One prompt of a request. Its choices wait until all of its log probabilities are known, which its first
-    sequence brings."""
+    """Prompt of a request. Its choices wait until all of its log probabilities have arrived with its first
+    sequence."""
 
     __slots__ = ("_echo", "_entries", "_ids", "_plan", "_values", "_wanted", "deferred", "known")
 
@@ -51,7 +51,7 @@ class Prompt:
         """Feeds that wait for them."""
 
     def add(self, values: Sequence[TokenLogprob], *, last: bool) -> bool:
-        """Take log probabilities, and tell whether they are all here; `last`: none follow.
+        """Add log probabilities, and return whether they are complete; `last`: none follow.
 
         Raises ApiError if there are too few or too many."""
         self._values += values
@@ -62,16 +62,16 @@ class Prompt:
         return self.known
 
     def detokenizer(self) -> Detokenizer:
-        """What decodes a choice."""
+        """Return a new decoder of a choice."""
         return self._echo.detokenizer() if self._echo is not None else self._plan.detokenizer(self._ids)
 
     @property
     def text(self) -> str:
-        """What stands in front of each choice."""
+        """Text in front of each choice."""
         return self._echo.text if self._echo is not None else ""
 
     def entries(self) -> tuple[LogprobEntry, ...]:
-        """The log probabilities that belong to `text`."""
+        """Return the log probabilities that belong to `text`."""
         count = self._plan.top_count
         if self._echo is None or count is None:
             return ()
@@ -80,7 +80,7 @@ class Prompt:
         return self._entries
 
     def report(self) -> PromptReport | None:
-        """What else is told; None: nothing was asked for."""
+        """Return the requested ids and log probabilities of the prompt; None if none were requested."""
         fields = self._plan.fields
         if fields.prompt_logprobs is None and not fields.return_token_ids:
             return None
@@ -92,7 +92,7 @@ class Prompt:
 
 
 async def read_prompts(plan: GenerationPlan) -> list[Prompt]:
-    """The prompts of a request, decoded where they are echoed."""
+    """Return the prompts of a request, decoded where they are echoed."""
     if plan.fields.echoes and plan.prompt_tokens > LONG_PROMPT_TOKENS:
         return await asyncio.to_thread(_read, plan)
     return _read(plan)
@@ -115,7 +115,7 @@ _REASONS: dict[int, str] = {
 
 
 class Choice:
-    """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
+    """Conversion of one choice's tokens to deltas. The first one contains the report on the prompt."""
 
     __slots__ = (
         "_called",
@@ -166,19 +166,18 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of them are reasoning."""
+        """Reasoning tokens among `tokens`."""
         if self._parser is None:
             return 0
         return min(self.tokens, self._parser.reasoning_tokens(self._text.offsets))
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended it, or the one call that was wanted, and not the engine."""
+        """Whether a stop string or the one wanted call ended it, and not the engine."""
         return self._text.stopped or self._called
 
     @property
     def mean_logprob(self) -> float:
-        """Log probability per token."""
         return self.logprob / max(1, self.tokens)
 
     def read(
@@ -188,7 +187,7 @@ class Choice:
         reason: common_pb2.FinishReason.ValueType | None,
         stop_token: int | None,
     ) -> ChoiceDelta:
-        """The next tokens, and why they are the last ones.
+        """Take the next tokens, and the finish reason with the last ones.
 
         Raises ApiError if log probabilities are missing."""
         if not self._single or len(ids) < 2:
@@ -247,7 +246,7 @@ class Choice:
         return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
 
     def _parse(self, parser: TextParser, text: str, *, ended: bool) -> list[Part]:
-        """The parts in new text. Where one call is all that is wanted, its end ends the answer."""
+        """Return the parts in new text. Where one call is all that is wanted, its end ends the answer."""
         parser.search_from(self._text.searched)
         parts = parser.feed(text)
         if self._single and parser.called and self._text.tokens >= (self._plan.fields.min_tokens or 0):
@@ -257,7 +256,7 @@ class Choice:
         return parts
 
     def _settled(self, parser: TextParser, text: str, *, ended: bool) -> Piece:
-        """What new text has made certain, where the parser looks for stop strings."""
+        """Return the piece that new text has made certain, where the parser looks for stop strings."""
         if (stop := parser.stop) is not None:
             settled = self._text.cut(stop.shown, stop.end, stop.text)
         else:
@@ -267,7 +266,7 @@ class Choice:
     def _counted(
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, count: int
     ) -> tuple[Sequence[int], Sequence[TokenLogprob] | None]:
-        """The next `count` tokens of those that came, now or before."""
+        """Return the next `count` tokens of those that arrived now or before."""
         if not (self._tells_ids or self._ranks):
             return ids, logprobs
         waiting_ids, waiting_logprobs = self._waiting
@@ -283,7 +282,8 @@ class Choice:
         reason: common_pb2.FinishReason.ValueType | None,
         stop_token: int | None,
     ) -> str | int | None:
-        """Tell why the text has ended, if it has. Returns what stopped it, as far as the request named it."""
+        """Set the finish reason, if the text has ended. Return the stop string or token that stopped it, if
+        the request named it."""
         if stop is not None or self._called:
             self.finish_reason = "stop"
         elif reason is not None:
@@ -296,7 +296,7 @@ class Choice:
 
 
 def text_options(plan: GenerationPlan) -> TextOptions:
-    """How the texts of a request end."""
+    """Return the options of a request's texts."""
     fields = plan.fields
     # Where something is read in the texts, that tells which part of them stop strings are looked for in.
     parsed = plan.parsing.needed
@@ -315,7 +315,7 @@ _CONSTRAINT = "constraint"
 
 
 class _Sequence:
-    """A sequence on the session. `choices`: the texts that come of it, of a beam search several."""
+    """Sequence on the session. `choices`: the texts that it yields, for a beam search several."""
 
     __slots__ = ("cached_tokens", "choices", "handle", "open", "prompt")
 
@@ -328,11 +328,10 @@ class _Sequence:
 
 
 class Generation:
-    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
+    """Running generation, an async context manager: leaving it aborts the sequences that have not ended.
 
-    `submit` sends it off, `begin` waits for the engine's first answer, `next` yields that and then waits for
-    more output until all is `done`; an error of one sequence is an error of the request.
-    """
+    `submit` sends them, `begin` waits for the engine's first answer, `next` yields that and then waits for
+    more output until all is `done`; an error of one sequence is an error of the request."""
 
     def __init__(
         self,
@@ -343,10 +342,10 @@ class Generation:
         deadline: float,
         on_tokens: Callable[[int, int], None],
     ) -> None:
-        """Nothing is sent before `submit`.
+        """Prepare a generation; `submit` sends it.
 
         Args:
-            plan: what to generate.
+            plan: the checked request.
             session: the stream to the router.
             max_unread_tokens: how far a sequence's reader may be behind.
             deadline: the loop's time at which the request is given up.
@@ -379,25 +378,24 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether every choice has ended and `next` has told of it."""
+        """Whether every choice has ended and `next` has returned its end."""
         return self._open == 0 and self._first is None
 
     @property
     def choices(self) -> list[Choice]:
-        """All texts of the plan, as far as they were submitted."""
+        """Submitted texts of the plan."""
         return [choice for sequence in self._sequences for choice in sequence.choices]
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """Of each choice, None while it goes on."""
+        """Finish reason of each choice, None while it goes on."""
         return [choice.finish_reason for choice in self.choices]
 
     def interrupt(self, error: Exception) -> None:
-        """Make `next` raise."""
         self._inbox.interrupt(error)
 
     async def submit(self, traceparent: str | None) -> None:
-        """Send all sequences to the router. Raises ApiError; what was sent before it is aborted on exit."""
+        """Send all sequences to the router. Raises ApiError; sequences sent before it are aborted on exit."""
         late = timed_out("The request took longer than the server allows.")
         # One timer for all: one for each token would cost as much as reading it.
         self._timer = asyncio.get_running_loop().call_at(self._deadline, self._inbox.interrupt, late)
@@ -412,7 +410,7 @@ class Generation:
         self._make_choices()
 
     async def begin(self) -> None:
-        """Wait until an engine has answered for the first time: what can be refused has been then.
+        """Wait for an engine's first answer, before which a request can still be refused.
 
         Raises ApiError, or the error of `interrupt`."""
         self._first = await self._wait()
@@ -427,7 +425,7 @@ class Generation:
             ]
 
     async def next(self) -> list[ChoiceDelta]:
-        """The next output, maybe none. Raises ApiError, or the error of `interrupt`."""
+        """Return the next output, possibly empty. Raises ApiError, or the error of `interrupt`."""
         if (first := self._first) is not None:
             self._first = None
             return first
@@ -441,7 +439,7 @@ class Generation:
         return deltas
 
     def usage(self) -> Usage:
-        """Counts up to now; cached tokens only once they are known of every prompt."""
+        """Return the counts up to now; cached tokens only once they are known of every prompt."""
         completion = sum(choice.tokens for choice in self.choices)
         leaders = self._sequences[:: self.plan.sequences]
         known = [leader.cached_tokens for leader in leaders if leader.cached_tokens is not None]

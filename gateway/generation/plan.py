@@ -1,4 +1,4 @@
-"""The plan of a request before anything is sent: prompts as ids, limits, the sequences of its choices."""
+"""Plan of a request before anything is sent: prompts as ids, limits, the sequences of its choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ChatOrTexts = tokenizer_pb2.ChatInput | tokenizer_pb2.CompletionInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that was read, and what it asks of its model: no peer knows of it yet.
+    """Request that was read, and its demands on the model; no peer knows of it yet.
 
     request_id: of the answer; each sequence's id is made from it.
     prompt: a chat or texts to be rendered, or the token ids of each prompt.
@@ -37,8 +37,8 @@ class Prepared:
     default_max_tokens: for a request without a limit; None: to the end of the context.
     scores_stop_token: a stop token that is not shown has a log probability in the answer.
     drops_turns: leave out the oldest turns of a chat that does not fit.
-    parsing: what is read in the texts of the answer.
-    wanted: what the answer is constrained to.
+    parsing: parsers of the answer's texts.
+    wanted: constraint of the answer.
     """
 
     request_id: str
@@ -56,12 +56,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Prompts and parameters of one request, all checked.
+    """Checked prompts and parameters of one request.
 
-    A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
-    `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
-    least 1; bad_words: tokens in a row that are not generated; tails: each prompt's last characters, if the
-    answer is parsed."""
+    A prompt has `samples` sequences, or one for a beam search, which yield `candidates` texts, of which `n`
+    are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at least
+    1; bad_words: tokens in a row that are not generated; tails: each prompt's last characters, if the answer
+    is parsed."""
 
     prepared: Prepared
     prompts: Sequence[Sequence[int]]
@@ -94,17 +94,17 @@ class GenerationPlan:
 
     @property
     def samples(self) -> int:
-        """Texts of each prompt of which the best are answered; of a beam search, its width."""
+        """Texts of each prompt from which the best are answered; for a beam search, its width."""
         return self.fields.samples
 
     @property
     def top_count(self) -> int | None:
-        """Alternatives that are reported for each token; None: no log probabilities."""
+        """Alternatives reported for each token; None: no log probabilities."""
         return self.fields.top_count
 
     @property
     def prompt_only(self) -> bool:
-        """Whether the prompt alone is answered. An engine generates one token at least, which is dropped."""
+        """Whether only the prompt is answered. An engine generates at least one token, which is dropped."""
         return self.fields.token_limit == 0
 
     @property
@@ -114,8 +114,8 @@ class GenerationPlan:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether a text ends with its first call. A constraint sees to that by itself, and what was searched
-        for has ended before it is read."""
+        """Whether a text ends with its first call. False where a constraint ensures that already, and for
+        searches, which end before they are read."""
         return self.parsing.tools.single and self.constraint is None and not self.fields.searches
 
     @property
@@ -130,7 +130,7 @@ class GenerationPlan:
 
     @property
     def scored(self) -> int | None:
-        """Alternatives that the engine is asked for with each token; None: no log probabilities."""
+        """Alternatives requested from the engine for each token; None: no log probabilities."""
         if self.prompt_only:
             return None
         return 0 if self.top_count is None and self.ranks else self.top_count
@@ -146,7 +146,7 @@ class GenerationPlan:
         return 1 if self.fields.searches else self.samples
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """What decodes a text that goes on from `prompt`."""
+        """Return a decoder of text that follows `prompt`."""
         fields, vocabulary = self.fields, self.model.vocabulary
         hidden = fields.hides_special
         return vocabulary.detokenizer(
@@ -156,7 +156,7 @@ class GenerationPlan:
         )
 
     def parser(self, index: int) -> TextParser | None:
-        """What reads the text of a choice, if anything is to be read in it."""
+        """Return the parser of a choice's text, if it is parsed."""
         if not self.parsing.needed:
             return None
         stops = None
@@ -165,7 +165,7 @@ class GenerationPlan:
         return self.parsing.parser(self.tails[index // self.candidates], stops)
 
     def specs(self, traceparent: str | None) -> list[common_pb2.SequenceSpec]:
-        """The sequences, those of a prompt one after another."""
+        """Return the sequences, those of a prompt one after another."""
         stopping = [self._stopping(limit) for limit in self.max_tokens]
         sampling = self._sampling()
         return [
@@ -235,7 +235,8 @@ class GenerationPlan:
         )
 
     def _response(self, *, first: bool) -> common_pb2.ResponseOptions | None:
-        """`first`: of its prompt. It alone reports the prompt's log probabilities."""
+        """Return the response options. Only the `first` sequence of a prompt reports its log
+        probabilities."""
         prompt = self.fields.prompt_top_count if first else None
         if self.scored is None and prompt is None:
             return None
@@ -265,8 +266,8 @@ def make_plan(
     Args:
         prepared: the request; its constraint was checked.
         rendered: its prompts, not cut yet.
-        priority: how the sequences wait for an engine.
-        max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
+        priority: queue priority of the sequences.
+        max_scored_prompt_tokens: most prompt tokens with log probabilities in one answer; None: any number.
     """
     fields, model, param = prepared.fields, prepared.model, prepared.prompt_param
     if (keep := truncation(fields, model.max_model_len)) is not None:
@@ -295,10 +296,10 @@ def make_plan(
 
 
 def truncation(fields: GenerationFields, context: int) -> int | None:
-    """Return the most tokens of a prompt that are kept; None: nothing is cut. Raises ApiError 400.
+    """Return the most tokens of a prompt that are kept; None if it is not cut. Raises ApiError 400.
 
-    `context`: the model's longest sequence. Of a prompt that is cut to what there is room for, so much is
-    kept that the tokens asked for, or one, can follow."""
+    `context`: the model's longest sequence. A prompt that is cut to fit leaves room for the requested tokens,
+    or for one."""
     asked = fields.truncate_prompt_tokens
     if asked is None:
         return None
@@ -311,7 +312,7 @@ def truncation(fields: GenerationFields, context: int) -> int | None:
 
 
 def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[int]]:
-    """The tokens of each word, at a text's begin and after a space. Raises ApiError 400."""
+    """Return the tokens of each word, at a text's begin and after a space. Raises ApiError 400."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
@@ -324,7 +325,8 @@ def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[i
 
 
 def _checked_tokens(fields: GenerationFields, model: Model) -> list[list[int]]:
-    """The tokens of the bad words. Raises ApiError 400 for a token id of the request that the model lacks."""
+    """Return the tokens of the bad words. Raises ApiError 400 for a token id of the request that the model
+    lacks."""
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check_ids(getattr(fields, name) or (), model, name)
     bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)

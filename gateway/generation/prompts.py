@@ -1,4 +1,4 @@
-"""Requests that end at the prompt: tokenize, detokenize, and what a generating request becomes."""
+"""Requests that end at the prompt: tokenize, detokenize and render."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.text.pool import TokenizerPool
 
 
 class Tokens(msgspec.Struct):
-    """A text's or a chat's tokens; their spellings if they were asked for."""
+    """Tokens of a text or a chat, with their spellings if requested."""
 
     count: int
     max_model_len: int
@@ -37,7 +37,7 @@ class TokensText(msgspec.Struct):
 
 
 class RenderedRequest(msgspec.Struct):
-    """What an engine would be asked: a prompt's tokens, and how many may follow."""
+    """Prompt's tokens as an engine would get them, and the most tokens that may follow."""
 
     request_id: str
     model: str
@@ -49,7 +49,7 @@ MANY_TOKENS = 5000
 
 
 class PromptService:
-    """Answers them from the tokenizer services. Texts need no engine that serves the model just now."""
+    """Answers from the tokenizer services. Texts need no engine that serves the model just now."""
 
     def __init__(self, requests: Requests, tokenizers: TokenizerPool) -> None:
         self._limits = requests.limits
@@ -57,7 +57,7 @@ class PromptService:
         self._tokenizers = tokenizers
 
     async def tokenize(self, body: dict[str, Any], caller: Caller) -> Tokens:
-        """Ids of a text or of a chat. Raises ApiError."""
+        """Return the ids of a text or of a chat. Raises ApiError."""
         if "messages" in body and "prompt" in body:
             raise bad_request("Only one of 'prompt' and 'messages' is allowed.", "prompt")
         limits = self._limits
@@ -89,7 +89,7 @@ class PromptService:
         return Tokens(len(ids), model.max_model_len, ids, spelled)
 
     async def detokenize(self, body: dict[str, Any], caller: Caller) -> TokensText:
-        """Text of ids, control tokens shown. Raises ApiError."""
+        """Return the text of ids, control tokens shown. Raises ApiError."""
         fields = parse_request(DetokenizeRequest, body, self._limits)
         model = self._models.known(fields.model)
         request = tokenizer_pb2.DetokenizeRequest(
@@ -99,7 +99,7 @@ class PromptService:
 
 
 def rendered_requests(plan: GenerationPlan) -> list[RenderedRequest]:
-    """Return what each prompt of a planned request becomes."""
+    """Return the rendered request of each prompt of a plan."""
     return [
         RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
         for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)

@@ -1,4 +1,4 @@
-"""Requests at work: the place, the deadline, the client and the counts of each, whatever its API."""
+"""Requests at work: the slot, the deadline, the client and the counts of each, whatever its API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class QueuePriority:
     max_wait_ms: int | None = None
 
     def enter(self, spec: common_pb2.SequenceSpec) -> None:
-        """Write it into a sequence."""
         if self.priority:
             spec.priority = self.priority
         spec.priority_class = self.priority_class
@@ -56,17 +55,17 @@ class QueuePriority:
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Numbers of the service tiers; lower ones are computed first, and a request without a tier has 0.
+    """Priority numbers of the service tiers; lower ones are computed first, and a request without a tier has
+    0.
 
-    `max_wait_ms`: longest wait of a request that names none; None: the router's.
-    """
+    `max_wait_ms`: longest wait of a request that names none; None: the router's."""
 
     priority: int
     flex: int
     max_wait_ms: int | None = None
 
     def of(self, number: int | None, tier: str | None) -> int:
-        """A request's own number, else its tier's."""
+        """Return a request's own number, else its tier's."""
         if number is not None:
             return number
         return {"priority": self.priority, "flex": self.flex}.get(tier or "", 0)
@@ -74,11 +73,10 @@ class Priorities:
     def queue_priority(
         self, caller: Caller, number: int | None, tier: str | None = None, session: str | None = None
     ) -> QueuePriority:
-        """How a request of `caller` waits.
+        """Return the queue priority of a request of `caller`.
 
         Its class is that of its header; else BULK in a batch; else by its number: INTERACTIVE below 0,
-        DEFAULT at 0, BULK above. `session`: what its body says of whom it belongs to; the header goes first.
-        """
+        DEFAULT at 0, BULK above. `session`: the session that its body names; the header takes precedence."""
         own = self.of(number, tier)
         return QueuePriority(
             priority=own,
@@ -98,7 +96,7 @@ def _class(caller: Caller, priority: int) -> common_pb2.PriorityClass.ValueType:
 
 
 def _session(caller: Caller, session: str | None) -> str:
-    """A name of bounded length; that of one tenant is never another's."""
+    """Return a session name of bounded length; that of one tenant never equals another's."""
     named = caller.session_id or session
     if not named:
         return ""
@@ -106,8 +104,6 @@ def _session(caller: Caller, session: str | None) -> str:
 
 
 class Interruptible(Protocol):
-    """Work that can be ended with an error."""
-
     def interrupt(self, error: Exception) -> None:
         """Make it raise `error`."""
 
@@ -169,7 +165,7 @@ class Requests:
                 work.interrupt(unavailable("The server is shutting down."))
 
     def enter(self) -> None:
-        """Take a place. Raises ApiError: the server is stopping (503), or all places are taken (429)."""
+        """Take a slot. Raises ApiError: the server is stopping (503), or all slots are taken (429)."""
         if self.draining:
             raise unavailable("The server is shutting down.")
         if self._count >= self._max_requests:
@@ -178,7 +174,7 @@ class Requests:
         self._idle.clear()
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Release the slot."""
         self._count -= 1
         if not self._count:
             self._idle.set()
@@ -193,7 +189,7 @@ class Requests:
 
     @contextmanager
     def interrupting(self, work: Interruptible) -> Iterator[None]:
-        """Interrupt `work` if it is still inside when the time of `drain` is over."""
+        """Interrupt `work` if it is still inside when the grace period of `drain` is over."""
         self._interruptible.add(work)
         try:
             yield
@@ -202,9 +198,9 @@ class Requests:
 
 
 class ActiveRequest:
-    """One request from its first byte to the end of its answer, as an async context manager.
+    """Request from its first byte to the end of its answer, as an async context manager.
 
-    Entering takes a place; leaving gives it back, and counts an error once the request was admitted."""
+    Entering takes a slot; leaving releases it, and counts an error once the request was admitted."""
 
     __slots__ = ("_call", "_requests", "_timer", "_watch", "caller", "deadline", "priority")
 
@@ -219,10 +215,10 @@ class ActiveRequest:
         self.deadline = requests.deadline() if deadline is None else deadline
         """The loop's time at which it is given up."""
         self.priority = QueuePriority()
-        """Its place in the queues, once admitted."""
+        """Queue priority, once admitted."""
 
     async def __aenter__(self) -> Self:
-        """Raises ApiError: 429, 503."""
+        """Take a slot. Raises ApiError: 429, 503."""
         self._requests.enter()
         return self
 
@@ -239,14 +235,14 @@ class ActiveRequest:
 
     @property
     def call(self) -> Call:
-        """The HTTP call to answer. Raises RuntimeError if no client waits."""
+        """HTTP call to answer. Raises RuntimeError if no client waits."""
         if self._call is None:
             raise RuntimeError("no client waits for this request")
         return self._call
 
     @property
     def timer(self) -> RequestTimer:
-        """Its metrics. Raises RuntimeError before it was admitted."""
+        """Metrics of the request. Raises RuntimeError before it was admitted."""
         if self._timer is None:
             raise RuntimeError("the request was not admitted")
         return self._timer
@@ -275,7 +271,7 @@ class ActiveRequest:
         return body
 
     def admit(self, fields: GenerationFields | PooledFields, tasks: Collection[int] = ()) -> Model:
-        """Find the model, begin to count, and set the priority. `tasks`: empty: to generate.
+        """Find the model, start the metrics, and set the priority. `tasks`: empty: to generate.
 
         Raises ApiError: no such model for any of `tasks` (404, 400), none is served (503), load is shed
         (429)."""

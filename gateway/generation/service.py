@@ -1,4 +1,4 @@
-"""From a prepared request to its answer: plan, run, and write an event stream or one object."""
+"""Answers of prepared requests: plan, run, and write an event stream or one object."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _log = get_logger(__name__)
 
 
 LONG_ECHO = 1000
-"""Entries of one event, as an echoed prompt has them, that take long enough to write for others to notice."""
+"""Entries of one event (an echoed prompt has many) that take so long to write that other tasks get a turn
+before."""
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:
-    """The choices of a generation that was started, whole; of more candidates than choices the ones with the
+    """Return all choices of a submitted generation; if there are more candidates than choices, those with the
     highest log probability per token."""
     plan = generation.plan
     parts: list[list[ChoiceDelta]] = [[] for _ in range(plan.count)]
@@ -74,15 +75,15 @@ async def send_stream(
     *,
     on_error: Callable[[str], None],
 ) -> None:
-    """Send the deltas of a generation that was started as server-sent events. An error is an event, followed
-    by [DONE].
+    """Send the deltas of a submitted generation as server-sent events. An error is an event, followed by
+    [DONE].
 
     Args:
         send: of the request.
-        parts: sends what follows the head.
-        generation: what yields the deltas.
-        writer: how they are written.
-        on_error: called with the code of an error that only the stream could tell.
+        parts: sends the bytes after the head.
+        generation: source of the deltas.
+        writer: their encoder.
+        on_error: called with the code of an error that only the stream can report.
     """
     await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
     try:
@@ -124,7 +125,7 @@ LARGE_LOGPROBS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A generation that is on its way to an engine."""
+    """Generation that was submitted to an engine."""
 
     generation: Generation
     timer: RequestTimer
@@ -136,7 +137,7 @@ class Running:
 
 
 class GenerationService:
-    """Plans and runs requests. In any case every sequence ends or is aborted."""
+    """Planning and running of requests. In any case every sequence ends or is aborted."""
 
     def __init__(
         self, config: GatewayConfig, requests: Requests, *, session: Session, tokenizers: TokenizerPool
@@ -205,8 +206,8 @@ class GenerationService:
 
     @asynccontextmanager
     async def run(self, plan: GenerationPlan, request: ActiveRequest) -> AsyncIterator[Running]:
-        """Send an admitted request to an engine, for whose first answer `Running.begin` waits; abort on exit
-        what has not ended. It is counted in the metrics.
+        """Submit an admitted request, for whose first answer `Running.begin` waits; abort the rest on exit.
+        It is counted in the metrics.
 
         Raises:
             ApiError: it is refused, or failed; also at `begin` and `generation.next`.
@@ -273,7 +274,7 @@ async def answer(running: Running, kind: type[AnyWriter], call: Call) -> None:
 
 
 def answer_head(plan: GenerationPlan) -> AnswerHead:
-    """The first fields of all chunks of a request's answer."""
+    """Return the first fields of all chunks of a request's answer."""
     return AnswerHead(
         answer_id=plan.request_id,
         created=int(time.time()),

@@ -1,4 +1,4 @@
-"""Write answers: objects that several routes share, errors, parts of a stream."""
+"""Answers: objects that several routes share, errors, parts of a stream."""
 
 from __future__ import annotations
 
@@ -58,19 +58,17 @@ class Version(msgspec.Struct):
 
 
 def page_of(found: Sequence[N], limit: int) -> Page[N]:
-    """The first `limit` of the objects that were found."""
+    """Return the first `limit` of the objects that were found."""
     shown = list(found[:limit])
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     return Page(shown, first, last, len(found) > limit)
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
-    """One object."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 Fields = Sequence[tuple[bytes, bytes]]
-"""Headers of an answer."""
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -82,7 +80,7 @@ async def send_error(send: Send, error: ApiError) -> None:
 
 
 def error_bytes(error: ApiError, request_id: str, further: Fields = ()) -> bytes:
-    """An error as it goes over the wire, for a connection on which nothing follows."""
+    """Encode an error with its HTTP head, for a connection on which nothing follows."""
     body = error.body()
     fields = [
         *error.headers(),
@@ -96,7 +94,7 @@ def error_bytes(error: ApiError, request_id: str, further: Fields = ()) -> bytes
 
 
 def error_response(error: ApiError) -> Response:
-    """The same as a Starlette response."""
+    """Return the same as a Starlette response."""
     response = Response(error.body(), status_code=error.status)
     for name, value in error.headers():
         response.headers[name.decode()] = value.decode()
@@ -112,7 +110,7 @@ async def send_json(send: Send, body: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request and the means to answer it, as ASGI gives them to an application."""
+    """HTTP request and the means to answer it, as ASGI passes them to an application."""
 
     scope: Scope
     receive: Receive
@@ -123,22 +121,21 @@ REQUEST_ID = "x-request-id"
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's own id if it is a sane one, else a new one."""
+    """Return the client's own id if it is well-formed, else a new one."""
     sent = headers.get(REQUEST_ID, "")
     return sent if is_request_id(sent) else new_id("req-")
 
 
 WRITE_EXTENSION = "catenary.write"
 """Key of `scope["extensions"]`: writes a part of an answer that goes out in chunks, at once, and returns
-whether it did. It does not while the client reads too slowly, nor once it is gone: `send` knows what to do
-then."""
+whether it did. It does not while the client reads too slowly, nor once it is gone: then `send` takes over."""
 
 PartSender = Callable[[bytes], Awaitable[None]]
-"""Sends the next bytes of an answer whose head was sent."""
+"""Sender of the next bytes of an answer whose head was sent."""
 
 
 def part_sender(scope: Scope, send: Send) -> PartSender:
-    """Sends parts past all that stands between an answer and its connection: that concerns the head alone."""
+    """Return a sender of parts that bypasses the middlewares, which concern the head alone."""
     write: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(WRITE_EXTENSION, {}).get("call")
 
     async def send_part(part: bytes) -> None:

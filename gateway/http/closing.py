@@ -1,4 +1,4 @@
-"""Open and close connections: room for one more, and endings that cost no client its answer."""
+"""Opening and closing of connections: room for one more, and ends that cost no client its answer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OLD_CLIENT_S = 1.0
 
 
 class LingeringTransport(asyncio.Transport):
-    """A connection that is closed in two steps while its client still sends.
+    """Connection that is closed in two steps while its client still sends.
 
-    To close a socket with unread bytes resets the connection, and the client loses the answer that it was
-    about to read. So the sending side is shut first, and what still comes is left to the protocol, which is
-    to drop it, until the client closes too or `linger_s` have passed."""
+    Closing a socket with unread bytes resets the connection, and the client loses the answer that it was
+    about to read. So the sending side is shut first, and further input goes to the protocol, which is to drop
+    it, until the client closes too or `linger_s` have passed."""
 
     def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool], linger_s: float) -> None:
         """Wrap `transport`.
@@ -56,7 +56,7 @@ class LingeringTransport(asyncio.Transport):
         return self._timer is not None
 
     def close(self) -> None:
-        """Close once all that was written is sent."""
+        """Close once all written data is sent."""
         if self.is_closing():
             return
         if self.linger_s <= 0 or not self._unread():
@@ -68,42 +68,38 @@ class LingeringTransport(asyncio.Transport):
             self._transport.write_eof()
 
     def abort(self) -> None:
-        """Close at once, with all that is unsent."""
+        """Close at once, and drop unsent data."""
         self._transport.abort()
 
     def lost(self) -> None:
-        """The connection is closed."""
+        """Note that the connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
 
     def is_closing(self) -> bool:
-        """Whether `close` was called: nothing more is to be written or understood."""
+        """Return whether `close` was called: no more is to be written or parsed."""
         return self._timer is not None or self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio.BaseTransport."""
         return self._transport.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.WriteTransport."""
         return self._transport.get_write_buffer_size()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """See asyncio.WriteTransport."""
         self._transport.writelines(list_of_data)
 
     def pause_reading(self) -> None:
-        """Leave what comes to the kernel. A lingering connection goes on reading."""
+        """Leave further input to the kernel. A lingering connection goes on reading."""
         if not self.lingering:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio.ReadTransport."""
         self._transport.resume_reading()
 
 
 def closed_unless_asked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """`app`, whose answer ends the connection if the client was not told to send its body.
+    """Wrap `app` so that its answer ends the connection if the client was not told to send its body.
 
     A client with `Expect: 100-continue` that gets a final answer at once may send the body or leave it out:
     its next bytes could be either that body or another request."""
@@ -124,15 +120,15 @@ def closed_unless_asked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
 
 
 class HalfClosedClients:
-    """Finds out which of the clients that stopped sending still wait for their answers.
+    """Probes of the clients that stopped sending: which of them still wait for their answers.
 
-    To the server a client that is gone looks like one that closed its sending side only. The kernel of one
-    that is gone resets the connection when something is sent to it: so an interim answer (100 Continue, which
-    every HTTP/1.1 client must skip) is sent now and then until the answer itself begins. HTTP/1.0 knows no
-    interim answers: such a client counts as gone after a second.
+    To the server a client that is gone looks like one that closed only its sending side. If it is gone, its
+    kernel resets the connection when data arrives: so an interim answer (100 Continue, which every HTTP/1.1
+    client must skip) is sent now and then until the answer itself begins. HTTP/1.0 knows no interim answers:
+    such a client counts as gone after a second.
 
-    asyncio watches no socket whose other side has sent all, so a reset shows when it is looked for: one timer
-    looks after all of a server's connections, while there are any."""
+    asyncio does not watch a socket whose other side has sent all, so a reset shows only on a look: one timer
+    serves all of a server's connections, while there are any."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Transport, _Waiting] = {}
@@ -143,7 +139,7 @@ class HalfClosedClients:
         return len(self._waiting)
 
     def add(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
-        """Look after a connection whose client has sent the whole request of `cycle`."""
+        """Add a connection whose client has sent the whole request of `cycle`."""
         now = asyncio.get_running_loop().time()
         one = _Waiting(transport, cycle, began=now, next_probe=now, due=now)
         if one.look(now):
@@ -151,7 +147,6 @@ class HalfClosedClients:
             self._arm(one.due)
 
     def discard(self, transport: asyncio.Transport) -> None:
-        """Look after it no longer."""
         self._waiting.pop(transport, None)
         if not self._waiting and self._timer is not None:
             self._timer.cancel()
@@ -177,7 +172,7 @@ class HalfClosedClients:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A client that stopped sending. Times are the loop's, in seconds; `due`: when it is looked at next."""
+    """Client that stopped sending. Times are the loop's, in seconds; `due`: time of the next probe."""
 
     transport: asyncio.Transport
     cycle: RequestResponseCycle
@@ -186,7 +181,7 @@ class _Waiting:
     due: float
 
     def look(self, now: float) -> bool:
-        """Probe the client, or end its connection if it is gone. Whether it is to be looked at again."""
+        """Probe the client, or end its connection if it is gone. Return whether to probe it again."""
         if self.cycle.response_started or self.transport.is_closing():
             # Writes find out by themselves.
             return False
@@ -216,10 +211,10 @@ def _descriptor_limit() -> int:
 
 
 class Room:
-    """Says which new connections are refused: some descriptors stay free for files and for other services."""
+    """Limit of connections, which keeps some descriptors free for files and for other services."""
 
     def __init__(self, max_connections: int, descriptor_limit: Callable[[], int] = _descriptor_limit) -> None:
-        """Make one for a server.
+        """Make the limit of a server.
 
         Args:
             max_connections: most connections at a time.
@@ -235,8 +230,8 @@ class Room:
         """Connections that are open only to be told that they are refused."""
 
     def refusal(self, connections: int, descriptor: int) -> ApiError | None:
-        """Why a new connection is refused, by the number of connections with it and its descriptor; None if
-        it is not."""
+        """Return the error that refuses a new connection, by the number of connections with it and its
+        descriptor; None if it is accepted."""
         if descriptor >= self._descriptors - self._reserve:
             self._tell("descriptors", self._descriptors)
             return unavailable(
@@ -252,7 +247,7 @@ class Room:
         return None
 
     def can_tell(self, descriptor: int) -> bool:
-        """Whether one more connection may stay open for a moment to be told that it is refused."""
+        """Return whether one more connection may stay open for a moment to be told that it is refused."""
         near = descriptor >= self._descriptors - self._reserve // 2
         return self.turned_away < MAX_TURNED_AWAY and not near
 

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, checks that concern every request, logging, the last catch."""
+"""Outermost layer: request ids, checks that concern every request, logging, the last catch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 CLIENT_GONE = 499
-"""Counted as the status of a request whose client hung up before there was one."""
+"""Status that is counted for a request whose client hung up before it had one."""
 
 Observer = Callable[[str, str, int, float], None]
-"""Called once per request with route template, method, status and seconds; the first two from closed sets."""
+"""Receiver of route template, method, status and seconds of each request; the first two from closed sets."""
 
 
 class RequestContext:
-    """ASGI middleware. A sane `x-request-id` of the client is echoed, any other is replaced by our own.
+    """ASGI middleware. A well-formed `x-request-id` of the client is echoed, any other is replaced by our
+    own.
 
     The ids that the system uses inside are always its own."""
 
@@ -50,13 +51,13 @@ class RequestContext:
         """Wrap `app`.
 
         Args:
-            app: what answers the requests.
+            app: the application.
             allowed_hosts: names that are answered; None: localhost and IP addresses; with "*": any.
-            observe: is told of each request when it is over.
+            observe: called when a request is over.
             stall_s: seconds that a client may leave its answer unread before it is dropped.
-            answer_fields: headers, by a request's, that its answer has in addition to its own.
+            answer_fields: headers that are added to an answer, by its request's.
             probed: paths that are answered under any host name, since probes go by address.
-            unlogged: paths of which no log line and no span tells.
+            unlogged: paths without log lines and spans.
         """
         self._app = app
         self._answer_fields = answer_fields
@@ -144,7 +145,7 @@ class RequestContext:
 
 
 class _Answer:
-    """A request's `send`: adds headers, and drops a client that leaves its answer unread."""
+    """`send` of a request, which adds headers, and drops a client that leaves its answer unread."""
 
     def __init__(self, scope: Scope, send: Send, fields: Fields, stall_s: float) -> None:
         self._scope = scope
@@ -158,7 +159,7 @@ class _Answer:
         self._began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.status = 0
-        """0 before the head was sent."""
+        """Status of the answer; 0 before the head was sent."""
         self.complete = False
 
     async def __call__(self, message: Message) -> None:
@@ -183,7 +184,7 @@ class _Answer:
             self.complete = not message.get("more_body", False)
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds on what a client may send before it is understood."""
+"""uvicorn's HTTP protocol with bounds on unparsed input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 
 DROP_EXTENSION = "catenary.drop"
-"""Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
+"""Key of `scope["extensions"]`: a callable that drops the connection and its unsent data."""
 
 # A chunk of one byte takes six on the wire. More framing than this per byte of body is an attack.
 MAX_FRAMING_PER_BYTE = 8
@@ -59,21 +59,22 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Refuses over-long heads and trailers (431), heads that dribble in (408), what is no HTTP/1 (400).
+    """Protocol that refuses over-long heads and trailers (431), slow heads (408), and input that is not
+    HTTP/1 (400).
 
-    It does not pipeline: a request that comes while another is being answered ends the connection after
-    that answer. So reading never has to pause for it, and a client that hangs up is noticed at once. A body
-    that was refused and does not end is not read for ever, nor is a finished answer kept for ever for a
-    client that does not read it. Offers to upgrade to another protocol are declined: the request is answered
-    as HTTP/1.1, with its body."""
+    There is no pipelining: a request that arrives while another is being answered ends the connection after
+    that answer. So reading never has to pause for it, and a disconnect is noticed at once. A refused body
+    that does not end is not read for ever, nor is a finished answer kept for ever for a client that does not
+    read it. Offers to upgrade to another protocol are declined: the request is answered as HTTP/1.1, with its
+    body."""
 
     limits = HttpLimits()
     room = Room(limits.max_connections)
     half_closed = HalfClosedClients()
     leaving = False
-    """Each connection ends with its next answer: the server is about to stop."""
+    """Whether each connection ends with its next answer, since the server is about to stop."""
     refusal_fields: Callable[[Headers], Fields] | None = None
-    """Further headers of an answer that is given before the application sees the request."""
+    """Further headers of an answer that is sent before the application sees the request."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -123,8 +124,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends no more. Whether the connection stays open: it does for a client that has sent a
-        whole request whose answer has not begun; later, or within a request, it counts as gone."""
+        """Note the end of the client's data. Return whether the connection stays open: only for a client that
+        has sent a whole request whose answer has not begun; any other counts as gone."""
         running = self._running
         waits = running is not None and not running.response_started and not self._in_message
         if running is None or not waits or self.transport.is_closing() or self.scheme == "https":
@@ -134,15 +135,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return True
 
     def leave(self) -> None:
-        """End the connection with the next answer whose head is still to be sent, and so can say it.
+        """End the connection with the next answer whose head is still to be sent and can announce it.
 
-        One whose head is sent ends nothing: its client was not told, and a next request of it would meet a
-        closed connection."""
+        One whose head is sent ends nothing: its client was not told, and its next request would meet a closed
+        connection."""
         if self._running is not None and not self._running.response_started:
             self._running.keep_alive = False
 
     def close(self) -> None:
-        """End the connection: at once, or with the answer that is on its way."""
+        """End the connection: at once, or with the answer in progress."""
         if self._in_message or (self._running is not None and not self._running.response_complete):
             if self._running is not None:
                 self._running.keep_alive = False
@@ -182,8 +183,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _decline(self, rest: bytes) -> None:
         """Read a request again from its head, without its offer to upgrade.
 
-        The parser takes all that follows such a head for another protocol's. A new one is given the head
-        without the offer, and so frames the body by its own rules."""
+        The parser takes all that follows such a head for another protocol's. A new one gets the head without
+        the offer, and so frames the body by its own rules."""
         head, self._declined = self._declined or b"", None
         self.parser = httptools.HttpRequestParser(self)
         # As for the first: what follows a request with `Connection: close` is skipped, not an error.
@@ -251,7 +252,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def _take_absolute(self) -> ApiError | None:
-        """Make a request's URL a path. Why it is refused, or None."""
+        """Reduce a request's URL to a path. Return the error that refuses it, or None."""
         scheme, found, rest = self.url.partition(b"://")
         if not found:
             return None
@@ -280,7 +281,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._watch_flush()
 
     def send_400_response(self, msg: str) -> None:
-        """The base class's answer to what its parser refused."""
+        """Answer input that the base class's parser refused."""
         if self.transport.is_closing() or self._deaf:
             return
         running = self._running
@@ -382,7 +383,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Why the body of a request that could be parsed cannot be told; None if it can."""
+    """Return the error for a request whose head parsed but whose body's framing is unclear; None if it is
+    clear."""
     if version not in ("1.0", "1.1"):
         return bad_request("The server speaks HTTP/1.1.", code="invalid_http")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
@@ -400,7 +402,7 @@ def _too_large(message: str) -> ApiError:
 
 
 def _head_of(method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head that was read, without its offer to upgrade."""
+    """Encode a head that was read, without its offer to upgrade."""
     fields = b"".join(b"%b: %b\r\n" % field for field in headers if field[0] != b"upgrade")
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, version, fields)
 
@@ -408,9 +410,9 @@ def _head_of(method: bytes, url: bytes, version: bytes, headers: list[tuple[byte
 def limited_protocol(
     limits: HttpLimits, refusal_fields: Callable[[Headers], Fields] | None = None
 ) -> type[LimitedHttpProtocol]:
-    """The protocol class of one server, which makes one instance per connection.
+    """Return the protocol class of one server, which makes one instance per connection.
 
-    `refusal_fields`: further headers, by a request's, of an answer that is given before the application sees
+    `refusal_fields`: further headers, by a request's, of an answer that is sent before the application sees
     the request."""
     made = {
         "limits": limits,
@@ -422,11 +424,10 @@ def limited_protocol(
 
 
 def unchunked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """`app`, whose answers of unknown length are ended by the end of the connection.
+    """Wrap `app` so that answers of unknown length are ended by the end of the connection.
 
-    uvicorn frames what has no length in chunks, whatever the request's version, and holds what it must not
-    frame against a length. So each part of such an answer is announced as all that is left.
-    """
+    uvicorn frames an answer without a length in chunks, whatever the request's version, and checks other
+    answers against their length. So each part of such an answer is announced as the whole rest."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         has_length = True

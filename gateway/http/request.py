@@ -1,4 +1,4 @@
-"""Read a request: its JSON body, strict and bounded, its query, and whether its client is still there."""
+"""Requests as they are read: JSON body, strict and bounded, query, and whether the client is still there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SlowReader(ClientGone):
 
 
 class ClientWatch:
-    """Watches a request's connection from entry to exit."""
+    """Watch of a request's connection from entry to exit."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -52,7 +52,6 @@ class ClientWatch:
         self._start = asyncio.get_running_loop().call_soon(self._begin)
 
     async def close(self) -> None:
-        """Stop watching."""
         self._callbacks.clear()
         if self._start is not None:
             self._start.cancel()
@@ -68,7 +67,7 @@ class ClientWatch:
             self._callbacks.append(callback)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; it is cancelled, and ClientGone raised, if the client hangs up first."""
+        """Return the result of `work`; cancel it and raise ClientGone if the client hangs up first."""
         stop = _Stop(asyncio.current_task())
         self.on_gone(stop)
         try:
@@ -93,7 +92,7 @@ class ClientWatch:
 
 
 class _Stop:
-    """Cancels a task, once."""
+    """Cancel of a task, made at most once."""
 
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self._task = task
@@ -104,16 +103,16 @@ class _Stop:
             self._called = self._task.cancel()
 
     def alone(self) -> bool:
-        """Takes the cancel back. Whether it was the only one of the task."""
+        """Take the cancel back. Return whether it was the only one of the task."""
         return self._called and self._task is not None and not self._task.uncancel()
 
 
 TURN_S = 0.002
-"""Seconds after which work lets others have the loop."""
+"""Seconds after which work yields the loop to other tasks."""
 
 
 class Turns:
-    """The turns of one piece of work, whose author awaits `between` after each short step."""
+    """Turns of one piece of work, which awaits `between` after each short step."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + TURN_S
@@ -131,8 +130,8 @@ _BOM = b"\xef\xbb\xbf"
 _SLICE = 32 << 10
 # Numbers cost little: prompts of token ids may have many.
 NUMBERS = 10
-"""Times as many values of all kinds as strings, arrays and objects (--max-body-values) a body may have. No
-option of its own: it is how much less a number costs to parse."""
+"""Most values of any kind in a body, as a multiple of --max-body-values, which limits strings, arrays and
+objects. Not an option: a number costs that much less to parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +145,11 @@ class BodyLimits:
 
 
 async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
-    """The body as a JSON object.
+    """Return the body as a JSON object.
 
-    Strict JSON: UTF-8, no NaN or Infinity, no number beyond a double, no lone surrogates, nesting bounded
-    by the parser. A byte order mark in front of it is skipped. Raises ApiError, or ClientGone if the client
-    hung up."""
+    Strict JSON: UTF-8, no NaN or Infinity, no number beyond a double, no lone surrogates, nesting bounded by
+    the parser. A byte order mark in front of it is skipped. Raises ApiError, or ClientGone if the client hung
+    up."""
     _check_headers(request, limits)
     data = await _read(request, limits)
     if data.startswith(_BOM):
@@ -171,11 +170,11 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, An
 
 
 async def too_many_values(data: bytes | bytearray, most: int) -> bool:
-    """Whether JSON has more than `most` strings, arrays and objects, or `NUMBERS` times as many values of all
-    kinds. Names of fields are strings, too.
+    """Return whether JSON has more than `most` strings (names of fields too), arrays and objects, or
+    `NUMBERS` times as many values of any kind.
 
-    Each costs the parser, which holds up the loop, many times as much as a number or as the bytes of a long
-    string. So this looks at the text first, in turns. JSON that is broken has any answer."""
+    Each costs the parser, which blocks the loop, many times as much as a number or as the bytes of a long
+    string: so the text is scanned first, in turns. Broken JSON may return either."""
     # Each of them takes two bytes at least.
     if len(data) < 2 * most:
         return False
@@ -197,7 +196,7 @@ async def too_many_values(data: bytes | bytearray, most: int) -> bool:
 
 
 def decode_json(data: bytes | bytearray) -> Any:
-    """The value of a JSON text. Raises msgspec.MsgspecError, ValueError or RecursionError."""
+    """Return the value of a JSON text. Raises msgspec.MsgspecError, ValueError or RecursionError."""
     # A hundred thousand empty arrays would set off the garbage collector more than a hundred times.
     gc.disable()
     try:
@@ -260,30 +259,29 @@ class Parameter(Protocol):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its values."""
+        """JSON schema of its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text; `meaning` tells of what."""
+    """Parameter that takes any text; `meaning` describes it."""
 
     name: str
     meaning: str
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its values."""
         return {"type": "string", "description": self.meaning, "maxLength": _MAX_LENGTH}
 
     def of(self, query: Mapping[str, str]) -> str | None:
-        """Its value."""
+        """Return its value."""
         return query.get(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer from `least` to `most`; `default` is what it means to leave it out, which is told unless it
-    is `optional`."""
+    """Integer from `least` to `most`. `default`: its value when left out, which the schema shows unless it is
+    `optional`."""
 
     name: str
     default: int
@@ -293,12 +291,11 @@ class Integer:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its values."""
         default = {} if self.optional else {"default": self.default}
         return {"type": "integer", "minimum": self.least, "maximum": self.most, **default}
 
     def of(self, query: Mapping[str, str]) -> int:
-        """Its value. Raises ApiError 400."""
+        """Return its value. Raises ApiError 400."""
         text = query.get(self.name)
         if text is None:
             return self.default
@@ -321,12 +318,11 @@ class Choice:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its values."""
         default = {} if self.optional else {"default": self.values[0]}
         return {"type": "string", "enum": list(self.values), **default}
 
     def of(self, query: Mapping[str, str]) -> str:
-        """Its value. Raises ApiError 400."""
+        """Return its value. Raises ApiError 400."""
         text = query.get(self.name, self.values[0])
         if text not in self.values:
             raise bad_request(f"Invalid '{self.name}': must be one of {', '.join(self.values)}.", self.name)
@@ -336,12 +332,12 @@ class Choice:
 def query_of(
     request: Request, known: Sequence[Parameter], unsupported: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """The parameters of a URL, each at most once. Raises ApiError 400.
+    """Return the parameters of a URL, each at most once. Raises ApiError 400.
 
     Args:
         request: the request.
-        known: what is understood.
-        unsupported: names that are refused as such, and not as unknown.
+        known: supported parameters.
+        unsupported: names with an error of their own, other than for unknown ones.
     """
     names = {parameter.name for parameter in known}
     found: dict[str, str] = {}

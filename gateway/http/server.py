@@ -1,4 +1,4 @@
-"""uvicorn, run inside our own loop and shut down in our own order."""
+"""uvicorn inside our own event loop, shut down in our own order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_S = 0.005
 
 
 class _PromptServer(uvicorn.Server):
-    """Stops when it is told to: uvicorn's own server looks every 0.1 s, and waits as long again."""
+    """Server that stops at once: uvicorn's own looks every 0.1 s, and waits as long again."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -36,7 +36,7 @@ class _PromptServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals belong to catenary.runtime."""
+        """Leave the signals to catenary.runtime."""
         yield
 
     def tell(self) -> None:
@@ -45,13 +45,13 @@ class _PromptServer(uvicorn.Server):
         self._told.set()
 
     async def main_loop(self) -> None:
-        """Renews the date header until it is told to stop."""
+        """Renew the date header until the server is told to stop."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), _DATE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, close what is idle, let the rest end for a moment."""
+        """Stop listening, close idle connections, wait a moment for the others."""
         for server in self.servers:
             server.close()
         state = self.server_state
@@ -67,7 +67,7 @@ class _PromptServer(uvicorn.Server):
 
 
 class HttpServer:
-    """One listening socket and the ASGI application behind it."""
+    """Listening socket with the ASGI application behind it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class HttpServer:
         """Make one, not listening yet. Raises StartRefused for TLS files that cannot be used.
 
         Args:
-            app: what answers the requests.
+            app: the application.
             host: address to listen on.
             port: port to listen on; 0 takes a free one.
             limits: of its connections.
@@ -93,7 +93,7 @@ class HttpServer:
             certfile: certificate chain for HTTPS.
             keyfile: its private key.
             client_ca: CA of client certificates, which are then required.
-            refusal_fields: further headers, by a request's, of an answer that is given before `app` sees it.
+            refusal_fields: further headers, by a request's, of an answer that is sent before `app` sees it.
         """
         context = None if certfile is None or keyfile is None else _tls_context(certfile, keyfile, client_ca)
         self._host = host
@@ -137,20 +137,20 @@ class HttpServer:
         return f"{self._scheme}://{host}:{self._socket.getsockname()[1]}"
 
     def leave(self) -> None:
-        """End each connection with its next answer, which says so, and go on listening."""
+        """End each connection with its next answer, which announces that, and go on listening."""
         self._protocol.leaving = True
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, LimitedHttpProtocol):
                 connection.leave()
 
     def close_connections(self) -> None:
-        """Close the connections on which nothing is asked, and each other one with its answer."""
+        """Close idle connections, and each other one with its answer."""
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, LimitedHttpProtocol):
                 connection.close()
 
     async def stop(self) -> None:
-        """Stop listening, let answers that are being written end for a moment, close all connections."""
+        """Stop listening, wait a moment for answers that are being written, close all connections."""
         if self._task is None:
             return
         self._server.tell()

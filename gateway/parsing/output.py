@@ -164,9 +164,15 @@ class Output:
     ) -> None:
         """Collect parts of the text that comes from `source`.
 
-        Args: source: text being read. ids: style of call ids. single: drop calls behind the first one.
-        thoughts: show reasoning. contents: show content. taken: ids of the calls before this answer. stops:
-        stop strings of content; nothing behind one is part of the answer."""
+        Args:
+            source: text being read.
+            ids: style of call ids.
+            single: drop calls behind the first one.
+            thoughts: show reasoning.
+            contents: show content.
+            taken: ids of the calls before this answer.
+            stops: stop strings of content; nothing behind one is part of the answer.
+        """
         self._source = source
         self._style = ids
         self._ids = set(taken)

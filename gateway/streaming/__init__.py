@@ -1,1 +1,1 @@
-"""From tokens to the bytes of an answer: stop strings, log probabilities, chunks, whole objects."""
+"""Conversion of tokens to the bytes of an answer: stop strings, log probabilities, chunks, whole objects."""

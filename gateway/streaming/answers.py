@@ -1,4 +1,4 @@
-"""Answers of chats and completions: the chunks of a stream, the whole object, and when there is a chunk."""
+"""Answers of chats and completions: the chunks of a stream, and the whole object."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b
 
 
 def json_line(payload: Any) -> bytes:
-    """JSON on one line for every reader."""
+    """Encode JSON on one line, by every reader's definition of a line."""
     data = _encoder.encode(payload)
     if not data.isascii():
         for character, escape in _LINE_BREAKS:
@@ -53,12 +53,12 @@ def json_line(payload: Any) -> bytes:
 
 
 def sse_event(payload: Any) -> bytes:
-    """`data: {json}` and a blank line, on one line for every reader."""
+    """Return `data: {json}` and a blank line."""
     return b"data: " + json_line(payload) + b"\n\n"
 
 
 def sse_error_event(error: ApiError) -> bytes:
-    """An error inside a stream: `error` and no `choices`."""
+    """Return the event of an error inside a stream: `error` and no `choices`."""
     return sse_event(error.envelope())
 
 
@@ -86,7 +86,7 @@ def usage_of(
     cached_tokens: int | None = None,
     reasoning_tokens: int | None = None,
 ) -> Usage:
-    """Usage with its sum. None: not known, and left out."""
+    """Return usage with its sum. None: not known, and left out."""
     return Usage(
         prompt_tokens,
         completion_tokens,
@@ -102,12 +102,12 @@ _HOLE = secrets.token_hex(16)
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What is the same in all chunks of an answer.
+    """Fields that all chunks of an answer share.
 
-    answer_id: its id; created: Unix time in seconds; model: the served name; vocabulary: what log
-    probabilities name tokens with; tokens_as_ids: they name them by their ids; with_usage: a stream ends with
-    the usage, and all its other chunks have `usage: null`; service_tier: the one that was asked for;
-    legacy_calls: a call is told as `function_call`."""
+    answer_id: its id; created: Unix time in seconds; model: the served name; vocabulary: names of tokens in
+    log probabilities; tokens_as_ids: name them by their ids; with_usage: a stream ends with the usage, and
+    all its other chunks have `usage: null`; service_tier: the requested one; legacy_calls: a call is written
+    as `function_call`."""
 
     answer_id: str
     created: int
@@ -120,10 +120,9 @@ class AnswerHead:
 
 
 class Writer(ABC, Generic[C]):
-    """Writes one request's answer, in pieces or whole. `C` is a choice of one of its chunks."""
+    """Encoder of one request's answer, in pieces or whole. `C` is a choice of one of its chunks."""
 
     odd_prefix: ClassVar[str] = ""
-    """See TokenNames."""
 
     def __init__(self, head: AnswerHead) -> None:
         self._id = head.answer_id
@@ -136,11 +135,11 @@ class Writer(ABC, Generic[C]):
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def ready(self) -> None:
-        """Encode what chunks of text have in common before there is text, while others work for it."""
+        """Encode the parts that chunks of text share, while the engine still works on the first one."""
         self._framed(0, "")
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
-        """Events in front of the text of `count` choices: none."""
+        """Return the events in front of the text of `count` choices; none by default."""
         return b""
 
     def delta(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
@@ -158,12 +157,12 @@ class Writer(ABC, Generic[C]):
         return data
 
     def usage(self, usage: Usage) -> bytes:
-        """The event without choices that closes a stream whose client asked for the usage."""
+        """Return the event without choices that closes a stream whose client asked for the usage."""
         return self._chunk([], usage)
 
     @abstractmethod
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
-        """The answer in one JSON object."""
+        """Return the answer in one JSON object."""
 
     def _choices(self, delta: ChoiceDelta) -> Iterable[C]:
         """Yield the choice of each chunk that a delta makes."""
@@ -172,20 +171,20 @@ class Writer(ABC, Generic[C]):
 
     @abstractmethod
     def _text(self, delta: ChoiceDelta) -> C:
-        """A chunk's choice with new text."""
+        """Return a chunk's choice with new text."""
 
     @abstractmethod
     def _end(self, delta: ChoiceDelta) -> C:
-        """A chunk's choice that says why it ended."""
+        """Return a chunk's choice with its finish reason."""
 
     @abstractmethod
     def _object(
         self, choices: list[C], usage: Usage | UnsetType | None, prompt: PromptReport | None
     ) -> msgspec.Struct:
-        """A chunk."""
+        """Return a chunk."""
 
     def _framed(self, index: int, text: str) -> bytes:
-        """The event for text and nothing else."""
+        """Return the event for text and nothing else."""
         if (frame := self._frames.get(index)) is None:
             before, _, after = self._chunk([self._text(ChoiceDelta(index, _HOLE))], None).partition(
                 json_line(_HOLE)
@@ -214,7 +213,7 @@ def _alone(delta: ChoiceDelta) -> str | None:
 
 
 def listed(ids: Sequence[int] | None) -> list[int] | UnsetType:
-    """Ids as a field of an answer; absent where the request did not ask for them."""
+    """Return ids as a field of an answer, which is absent where the request did not ask for them."""
     return UNSET if ids is None else list(ids)
 
 
@@ -263,7 +262,7 @@ class Message(msgspec.Struct):
 
 
 def delta_of(part: Part, *, legacy: bool = False) -> Delta:
-    """A part as a chunk has it; `legacy`: the one call is told as `function_call`."""
+    """Return a part as a chunk has it; `legacy`: the one call is written as `function_call`."""
     match part:
         case Content(text):
             return Delta(content=text)
@@ -279,8 +278,8 @@ def delta_of(part: Part, *, legacy: bool = False) -> Delta:
 
 
 def message_of(parts: Iterable[Part], *, legacy: bool = False) -> Message:
-    """All parts of a choice; `legacy` as in `delta_of`. The content is null where there is none but something
-    else."""
+    """Return all parts of a choice; `legacy` as in `delta_of`. The content is null where there are only other
+    parts."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -355,7 +354,8 @@ class ChatCompletion(msgspec.Struct):
 
 
 class ChatWriter(Writer[ChunkChoice]):
-    """Chats: the stream of each choice opens with the role; the answer tells of its one prompt."""
+    """Encoder of chats: the stream of each choice opens with the role; the answer reports on its one
+    prompt."""
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
         delta = Delta(role="assistant", content="")
@@ -447,7 +447,8 @@ class Completion(msgspec.Struct):
 
 
 class CompletionWriter(Writer[CompletionChoice]):
-    """Completions: a chunk is an object like the whole answer; each choice tells of its own prompt."""
+    """Encoder of completions: a chunk is an object like the whole answer; each choice reports on its
+    prompt."""
 
     odd_prefix = "bytes:"
 

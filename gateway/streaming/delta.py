@@ -24,11 +24,11 @@ class TokenLogprob(NamedTuple):
 
 
 class LogprobEntry(NamedTuple):
-    """A token whose text has been shown.
+    """Token whose text has been shown.
 
     token_id: its id; offset: the character of the shown text at which it begins; logprob: None for the first
-    token of a prompt, which nothing precedes; data: the bytes of the text that it stands for, None for a
-    token that is left out of the text."""
+    token of a prompt, which nothing precedes; data: the bytes of its text, None for a token that is left out
+    of the text."""
 
     token_id: int
     offset: int
@@ -37,7 +37,7 @@ class LogprobEntry(NamedTuple):
 
 
 def cut_bytes(begun: bytes, data: bytes, shown: str) -> bytes:
-    """What of a token's bytes belongs to the characters `shown`, if the rest of its text is not shown.
+    """Return those of a token's bytes that belong to the characters `shown`, where its text is cut.
 
     `begun`: the bytes in front of the token that begin the first of these characters."""
     for length in range(len(data)):
@@ -48,10 +48,10 @@ def cut_bytes(begun: bytes, data: bytes, shown: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """What an answer tells of a prompt.
+    """Requested data of a prompt.
 
-    token_ids: its ids, if they were asked for. logprobs: each id with its log probability (None for the
-    first), if these were asked for."""
+    token_ids: its ids; logprobs: each id with its log probability (None for the first). Each is None if it
+    was not requested."""
 
     token_ids: Sequence[int] | None = None
     logprobs: Sequence[tuple[int, TokenLogprob | None]] | None = None
@@ -60,11 +60,10 @@ class PromptReport:
 class ChoiceDelta(msgspec.Struct, frozen=True):
     """New output of a choice. A struct, since there is one for each token: it is made in a fifth of the time.
 
-    index: of the choice; text: new text; entries: log probabilities that came to it; finish_reason: why it
-    ended ("stop", "length", "tool_calls" or "function_call"), with its last part; stop_reason: the stop
-    string or the requested stop token that ended it; token_ids: new tokens; prompt: with the first part, if
-    anything was asked of the prompt; parts: what was read in the text, which may come later than the text;
-    None: nothing is read in it."""
+    index: of the choice; text: new text; entries: log probabilities that became certain; finish_reason:
+    "stop", "length", "tool_calls" or "function_call", with its last part; stop_reason: the stop string or the
+    requested stop token that ended it; token_ids: new tokens; prompt: with the first part, if requested;
+    parts: parsed parts, which may lag behind the text; None: the text is not parsed."""
 
     index: int
     text: str
@@ -77,7 +76,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 
 
 def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """Join deltas of one choice that came one after the other."""
+    """Join deltas of one choice that followed one another."""
     first, last = deltas[0], deltas[-1]
     return ChoiceDelta(
         first.index,
@@ -93,8 +92,8 @@ def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """A finished choice. `entries` and `token_ids` are None if they were not asked for, `parts` if nothing is
-    read in the text."""
+    """Finished choice. `entries` and `token_ids` are None if they were not requested, `parts` if the text is
+    not parsed."""
 
     index: int
     text: str
@@ -107,13 +106,13 @@ class ChoiceResult:
 
 
 class Echo:
-    """A prompt's text, decoded from its tokens with what decodes the choices too: a character that the
-    prompt begins and a choice ends stands where it ends."""
+    """Text of a prompt, decoded by the detokenizer that then decodes a choice: a character that begins in the
+    prompt belongs to the part where it ends."""
 
     __slots__ = ("_detokenizer", "_ids", "_places", "text")
 
     def __init__(self, detokenizer: Detokenizer, ids: Sequence[int]) -> None:
-        """`detokenizer`: one that begins with nothing; it is used up."""
+        """Decode the prompt with a fresh `detokenizer`, which is used up."""
         texts: list[str] = []
         self._places: list[tuple[int, bytes | None]] = []
         offset = 0
@@ -127,11 +126,11 @@ class Echo:
         self.text = "".join(texts)
 
     def detokenizer(self) -> Detokenizer:
-        """What goes on from the prompt's end."""
+        """Return a decoder that continues from the prompt's end."""
         return self._detokenizer.fork()
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> tuple[LogprobEntry, ...]:
-        """All tokens with their log probabilities, of which the first one has none."""
+        """Return all tokens with their log probabilities; the first one has none."""
         return tuple(
             LogprobEntry(token_id, offset, logprob, data)
             for token_id, (offset, data), logprob in zip(
@@ -141,7 +140,7 @@ class Echo:
 
 
 FLOOR = -9999.0
-"""What is written for a token that cannot be sampled: JSON has no infinity."""
+"""Log probability that is written for a token that cannot be sampled: JSON has no infinity."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -180,24 +179,24 @@ class PromptLogprob(msgspec.Struct):
 
 
 class TokenNames:
-    """How tokens are named in log probabilities: by their text, or by `token_id:` and their id."""
+    """Names of tokens in log probabilities: their text, or `token_id:` and their id."""
 
     __slots__ = ("_as_ids", "_odd_prefix", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool = False, odd_prefix: str = "") -> None:
-        """`odd_prefix`: of the names of tokens that are no whole characters."""
+        """Make names. `odd_prefix`: of the names of tokens that are not whole characters."""
         self._vocabulary = vocabulary
         self._as_ids = as_ids
         self._odd_prefix = odd_prefix
 
     def of(self, token_id: int) -> tuple[str, bytes | None]:
-        """A token's name and the bytes that it stands for in a text, None for a control token."""
+        """Return a token's name and its bytes in a text, None for a control token."""
         data = self._vocabulary.token_bytes(token_id)
         hidden = self._vocabulary.is_special(token_id)
         return self._name(token_id, data), None if hidden else data
 
     def of_entry(self, entry: LogprobEntry) -> tuple[str, bytes | None]:
-        """The same of one in its text."""
+        """Return the same for a token in its text."""
         data = entry.data
         whole = self._vocabulary.token_bytes(entry.token_id) if data is None else data
         return self._name(entry.token_id, whole), data
@@ -207,7 +206,7 @@ class TokenNames:
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> ChatLogprobs:
-    """The `logprobs` object of a chat choice."""
+    """Return the `logprobs` object of a chat choice."""
     content = []
     for entry in entries:
         if entry.logprob is None:
@@ -222,9 +221,9 @@ def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> ChatLog
 
 
 def completion_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> CompletionLogprobs:
-    """The `logprobs` object of a completion choice.
+    """Return the `logprobs` object of a completion choice.
 
-    Where alternatives were asked for, the token itself is always among them. The first token of an echoed
+    Where alternatives were requested, the token itself is always among them. The first token of an echoed
     prompt has neither a log probability nor alternatives."""
     tokens: list[str] = []
     values: list[float | None] = []
@@ -249,8 +248,8 @@ def completion_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> C
 
 
 def prompt_logprobs(report: PromptReport, names: TokenNames) -> list[dict[str, PromptLogprob] | None] | None:
-    """vLLM's `prompt_logprobs`: for each token of the prompt the candidates at its place, by their ids; None
-    for the first one. None if they were not asked for."""
+    """Return vLLM's `prompt_logprobs`: for each token of the prompt the candidates at its position, by their
+    ids; None for the first one. None if they were not requested."""
     if report.logprobs is None:
         return None
     places: list[dict[str, PromptLogprob] | None] = []
@@ -271,7 +270,7 @@ def prompt_logprobs(report: PromptReport, names: TokenNames) -> list[dict[str, P
 
 
 def token_name(data: bytes, prefix: str = "") -> str:
-    """A token's text, or where that is no whole characters its bytes in hex, which stay unique."""
+    """Return a token's text, or for incomplete characters its bytes in hex, which stay unique."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -283,17 +282,17 @@ def _listed(data: bytes | None) -> list[int] | None:
 
 
 def _finite(value: float) -> float:
-    """What an engine told, as a number that a log probability can have, whatever it told."""
+    """Return an engine's value clamped to the range of log probabilities."""
     if not value > FLOOR:
         return FLOOR
     return value if value < 0 else 0.0
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What may be shown now. A struct for the reason that ChoiceDelta is one.
+    """Text that may be shown now. A struct for the reason that ChoiceDelta is one.
 
-    text: new text; entries: log probabilities that came to it; count: how many of the tokens that were fed
-    belong to the sequence; stop: the stop string that was found, at which the text ends."""
+    text: new text; entries: log probabilities that became certain; count: how many of the tokens fed belong
+    to the sequence; stop: the stop string that was found, at which the text ends."""
 
     text: str
     entries: tuple[LogprobEntry, ...] = ()
@@ -303,12 +302,12 @@ class Piece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How a sequence's text ends.
+    """Options of where a sequence's text ends.
 
-    stops: stop strings; min_tokens: among so many first tokens none is looked for; include_stop: the stop
+    stops: stop strings; min_tokens: so many first tokens are not searched for them; include_stop: the stop
     string or token is part of the text; scores_stop_token: a stop token that is not shown has a log
-    probability too; keeps_offsets: `SequenceText.offsets` is kept; settles: another one looks for stop
-    strings in the text, so that counts and log probabilities wait for `SequenceText.settle`."""
+    probability too; keeps_offsets: `SequenceText.offsets` is kept; settles: the parser looks for stop strings
+    in the text, so that counts and log probabilities wait for `SequenceText.settle`."""
 
     stops: Sequence[str] = ()
     min_tokens: int = 0
@@ -327,11 +326,11 @@ class _Queued(NamedTuple):
 
 
 class SequenceText:
-    """Turns one sequence's tokens into text.
+    """Conversion of one sequence's tokens to text.
 
-    A token's log probability is shown together with its text: held back with it, left out if the text was
-    cut away in front of it, and with fewer bytes if the text was cut inside of it. Once a stop string
-    matched, later tokens are ignored and not counted."""
+    A token's log probability is shown together with its text: held back with it, left out if the text was cut
+    away in front of it, and with fewer bytes if the text was cut inside of it. Once a stop string matched,
+    later tokens are ignored and not counted."""
 
     __slots__ = (
         "_decoded",
@@ -348,7 +347,7 @@ class SequenceText:
     )
 
     def __init__(self, detokenizer: Detokenizer, options: TextOptions, offset: int = 0) -> None:
-        """`offset`: characters of the shown text that stand in front of the sequence's own."""
+        """Make an empty text. `offset`: characters of the shown text in front of the sequence's own."""
         self._detokenizer = detokenizer
         self._options = options
         self._scanner = StopScanner(options.stops) if options.stops else None
@@ -358,7 +357,7 @@ class SequenceText:
         self._decoded = offset
         self._settled = 0
         self.searched = offset
-        """Where stop strings are looked for: from this character on."""
+        """Character from which stop strings are looked for."""
         self.tokens = 0
         """Tokens generated, those without a text of their own included."""
         self.stopped = False
@@ -367,7 +366,7 @@ class SequenceText:
 
     @property
     def counted(self) -> int:
-        """How many of the tokens are certain to be part of the answer."""
+        """Tokens that are certain to be part of the answer."""
         return self._settled if self._options.settles else self.tokens
 
     def feed(
@@ -428,7 +427,7 @@ class SequenceText:
         return self._read(text, shown)
 
     def _read(self, text: str, shown: list[str]) -> str | None:
-        """The stop string that the text completes."""
+        """Read text, and return the stop string that it completes."""
         if not text:
             return None
         if self._scanner is None or self.tokens <= self._options.min_tokens:
@@ -453,15 +452,15 @@ class SequenceText:
         return scan.matched
 
     def settle(self, place: int, *, ended: bool) -> Piece:
-        """What came to be certain: no stop string cuts the text in front of this character. `ended`: nor
-        behind it."""
+        """Return the piece that became certain: no stop string cuts the text in front of this character.
+        `ended`: nor behind it."""
         before = self._settled
         self._settled = self.tokens if ended else max(before, bisect_right(self.offsets, place))
         return Piece("", self._entries(place, ended=ended), self._settled - before)
 
     def cut(self, shown: int, end: int, stop: str) -> Piece:
-        """The same, where a stop string was found that ends in front of character `end` of the text, of which
-        so many are `shown`."""
+        """Return the last piece, before a stop string that ends in front of character `end` of the text, of
+        which so many are `shown`."""
         before = self._settled
         self.stopped = True
         self.tokens = self._settled = bisect_left(self.offsets, end)
@@ -475,7 +474,8 @@ class SequenceText:
         return Piece("".join(shown), self._entries(end, ended=ended), self.tokens - before, stop)
 
     def _entries(self, end: int, *, ended: bool) -> tuple[LogprobEntry, ...]:
-        """Those whose text ends in front of character `end`, where one that a stop string cut ends too."""
+        """Return the entries whose text ends in front of character `end`, or is cut there by a stop
+        string."""
         queue = self._queue
         if not queue:
             return ()
