@@ -1,4 +1,4 @@
-"""The gateway, put together: its parts, and its upstreams (routers, tokenizer services, their models)."""
+"""Assembly of the gateway: its parts, and its upstreams (routers, tokenizer services, their models)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ _log = get_logger(__name__)
 
 
 class Upstreams:
-    """Routers, tokenizer services and the models that they know, connected from `tasks` to `close`."""
+    """Connections to routers and tokenizer services, from `tasks` to `close`, and the models that they
+    serve."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
-        """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
+        """Prepare them. Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
         secret = read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
         tls = _tls(config)
 
@@ -115,12 +116,13 @@ def _tls(config: GatewayConfig) -> TlsFiles | None:
 
 
 class GatewayApp:
-    """One gateway process's parts and their life.
+    """Parts of one gateway process and their life.
 
-    `start` listens at once, before a router or tokenizer is reachable: until then /ready says 503."""
+    `start` listens at once, before a router or tokenizer is reachable: until then /ready answers 503."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
+        """Build the parts. Raises StartRefused for options that cannot work: addresses, key files, TLS
+        files."""
         self.config = config
         self._metrics = GatewayMetrics()
         self.upstreams = Upstreams(config, self._metrics)
@@ -144,7 +146,7 @@ class GatewayApp:
             config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
         self.routers = self._made_routers()
-        """All routes, the OpenAPI document's among them."""
+        """Routes, the OpenAPI document's among them."""
         app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
         self.stored.use(self._limited(app), batch_endpoints(self.routers))
@@ -194,7 +196,7 @@ class GatewayApp:
         _log.info("listening", address=self.address)
 
     async def failed(self) -> None:
-        """Wait for a defect that ends the gateway; raises it."""
+        """Wait for a defect that ends the gateway, and raise it."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -202,10 +204,8 @@ class GatewayApp:
     async def stop(self, grace_s: float | None = None) -> None:
         """Tell clients to go elsewhere, and stop.
 
-        They are served for drain_notice_s more; then new requests are refused, and running ones have the time
-        of drain_s.
-
-        With `grace_s`, new requests are refused at once, and running ones have that time."""
+        Requests are served for drain_notice_s more; then new ones are refused, and running ones have the time
+        of drain_s. With `grace_s`, new requests are refused at once, and running ones have that time."""
         self._leaving = True
         self.server.leave()
         if grace_s is None and self.upstreams.serve_any:

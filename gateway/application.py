@@ -1,4 +1,4 @@
-"""The HTTP application of a gateway: its routes, and what every request passes before them."""
+"""HTTP application of a gateway: its routes, and the layers that every request passes before them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_PARTS = 8
 
 
 def routed(routers: Sequence[Routes], *, lenient: bool = False) -> ASGIApp:
-    """The routes; what they raise becomes the API's errors.
+    """Return the routes; exceptions become the API's errors.
 
     `lenient`: fields of requests that no route knows are ignored, and named in a header."""
     described = [route for router in routers for route in router.all]
@@ -48,14 +48,14 @@ def guarded(
     limit: Callable[[ASGIApp], ASGIApp],
     cross_origin: CrossOrigin,
 ) -> ASGIApp:
-    """`app` behind keys, limits, CORS, host names and request ids. Raises StartRefused for keys that cannot
-    be read.
+    """Put keys, limits, CORS, host names and request ids in front of `app`. Raises StartRefused for
+    unreadable keys.
 
     Args:
         app: the routes.
-        routers: the same, for what they say about access.
+        routers: the same, for their kinds of access.
         config: the gateway's options.
-        observe: is told of each request, as RequestContext says.
+        observe: called for each request, see RequestContext.
         limit: puts the limits of keys in front of an application.
         cross_origin: the rules for pages of other origins.
     """
@@ -91,7 +91,7 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(_request: Request, _error: Exception) -> Response:
-    """The framework raises the defect again when this is sent; RequestContext logs it."""
+    """Answer a defect, which the framework raises again once this is sent; RequestContext logs it."""
     return error_response(internal())
 
 
@@ -116,9 +116,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def unknown_url(path: str, routes: Sequence[DescribedRoute]) -> str:
-    """The message for a path that no route has. It names the path that was probably meant, by a client whose
-    base URL lacks /v1, has it twice or is a whole route, or by a person who misspelt it, and repeats no part
-    of `path`."""
+    """Return the message for a path that no route has. It names the path that was probably meant, by a client
+    whose base URL lacks /v1, has it twice or is a whole route, or by a typing error, and repeats no part of
+    `path`."""
     text = "Unknown request URL."
     base = f"The base URL for clients of the OpenAI API is this server's address followed by {_VERSION}."
     parts = [part for part in path.casefold().split("/") if part.strip()]

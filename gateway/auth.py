@@ -1,4 +1,4 @@
-"""Callers: API keys, the gate in front of every route, and the headers that admission looks at."""
+"""API keys, the gate in front of every route, and the headers that admission reads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LIMITS = {
     "tokens-per-minute": "tokens_per_minute",
     "concurrent": "concurrent",
 }
-"""What may follow a key as NAME=NUMBER, and the fields of KeyLimits that these are."""
+"""Limits that may follow a key as NAME=NUMBER, with the fields of KeyLimits."""
 
 _LIMIT = re.compile(r"([a-z-]+)=([0-9]{1,12})")
 
 
 def read_key_file(file: Path) -> dict[str, dict[str, int]]:
-    """The keys of the file, and the limits by field that stand behind each. Raises StartRefused if it cannot
-    be read, holds no key, limits without one, or something else behind one."""
+    """Return the keys of the file, and the limits by field that follow each. Raises StartRefused if it cannot
+    be read, holds no key, limits without one, or anything else behind one."""
     try:
         with file.open("rb") as stream:
             # Some editors begin a file with a byte order mark: it would be part of the first key.
@@ -65,7 +65,7 @@ _OWNER = "catenary.owner"
 
 
 class ApiKeys:
-    """The valid keys. Only their SHA-256 is kept; comparison takes the same time for every wrong key."""
+    """Valid keys. Only their SHA-256 is kept; comparison takes the same time for every wrong key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in sorted(set(keys)))
@@ -74,7 +74,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def accepts(self, key: bytes) -> bool:
-        """Whether `key`, as it came in a header, is one of ours."""
+        """Return whether `key`, as it came in a header, is valid."""
         digest = hashlib.sha256(key).digest()
         found = False
         for known in self._digests:
@@ -84,8 +84,9 @@ class ApiKeys:
 
 
 def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
-    """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none, or if
-    there is in a key what cannot be seen, like a zero-width space: clients would hardly ever send it."""
+    """Return the keys from options and from a file. Raises StartRefused if the file cannot be read or holds
+    none, or if a key contains an invisible character, like a zero-width space: clients would hardly ever send
+    it."""
     keys = [*given, *(() if file is None else read_key_file(file))]
     if not all(key.isprintable() for key in keys):
         raise ConfigError("--api-key, --api-key-file: a key holds a character that cannot be printed")
@@ -93,7 +94,7 @@ def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
 
 
 def owner_name(key: bytes) -> str:
-    """The name under which usage and stored objects of a key are kept."""
+    """Return the name under which usage and stored objects of a key are kept."""
     return hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
 
 
@@ -110,7 +111,8 @@ class Allowance:
         spend: Callable[[int, HeaderList], Awaitable[None]] | None = None,
         charge: Callable[[int], None] | None = None,
     ) -> None:
-        """`spend` counts prompt tokens or raises ApiError 429; `charge` counts generated tokens."""
+        """Make the allowance. `spend` counts prompt tokens or raises ApiError 429; `charge` counts generated
+        tokens."""
         self._spend = spend
         self._charge = charge
         self._spent = False
@@ -133,14 +135,12 @@ UNLIMITED = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request.
+    """Client of a request.
 
-    owner: name of the API key, for usage and stored objects; empty without keys.
-    session_id, max_wait_ms, priority_class: from the headers.
-    bulk: the request is a line of a batch.
-    cache_salt: requests with the same one share cached KV; one for each API key, empty without keys.
-    allowance: what the limits of the key leave to this request.
-    """
+    owner: name of the API key, for usage and stored objects; empty without keys. session_id, max_wait_ms,
+    priority_class: from the headers. bulk: the request is a line of a batch. cache_salt: requests with the
+    same one share cached KV; one for each API key, empty without keys. allowance: the rest of the key's
+    limits for this request."""
 
     owner: str = ""
     session_id: str = ""
@@ -167,14 +167,15 @@ def set_caller(scope: Scope, caller: Caller) -> None:
 
 
 class AccessGate:
-    """ASGI middleware: refuse requests without a valid key, and set the caller of the others.
+    """ASGI middleware that refuses requests without a valid key, and sets the caller of the others.
 
     It looks at the very path that the router sees, never at one rebuilt from the Host header."""
 
     def __init__(
         self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, *, open_paths: Collection[str]
     ) -> None:
-        """`operators`: keys that may ask for the class system. `open_paths`: paths that need no key."""
+        """Wrap `app`. `operators`: keys that may ask for the class system. `open_paths`: paths that need no
+        key."""
         self._app = app
         self._keys = keys
         self._operators = operators
@@ -206,7 +207,7 @@ class AccessGate:
 
 
 def salted(key_salt: str, request_salt: str | None) -> str:
-    """The salt of a request that may bring its own, which only divides what its key may share."""
+    """Return the salt of a request. A salt of its own only divides what its key may share."""
     if request_salt is None:
         return key_salt
     both = f"{key_salt}\n{request_salt}".encode()
@@ -246,7 +247,7 @@ PRIORITY_CLASSES = tuple(_CLASSES)
 def read_caller(headers: Headers, owner: str, *, operator: bool, cache_salt: str = "") -> Caller:
     """Return the caller of a request. `operator`: its key may ask for the class system.
 
-    Raises ApiError: 400 for a header that makes no sense, 403 for a class that the key may not ask for."""
+    Raises ApiError: 400 for an invalid header, 403 for a class that the key may not ask for."""
     session_id = _only(headers, SESSION_ID) or ""
     if len(session_id) > MAX_SESSION_ID:
         raise bad_request(f"The header {SESSION_ID} is longer than {MAX_SESSION_ID} characters.", SESSION_ID)
@@ -268,7 +269,7 @@ def read_caller(headers: Headers, owner: str, *, operator: bool, cache_salt: str
 
 
 def _only(headers: Headers, name: str) -> str | None:
-    """The value of a header that stands once at the most, without the blanks around it."""
+    """Return the value of a header that occurs at most once, without the blanks around it."""
     values = headers.getlist(name)
     if len(values) > 1:
         raise bad_request(f"The header {name} stands more than once.", name)

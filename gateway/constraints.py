@@ -1,4 +1,4 @@
-"""Constraints of an answer: from the parameters of a request to what an engine gets."""
+"""Constraints of an answer: from the parameters of a request to the constraint for an engine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from gateway.text.pool import TokenizerPool
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`kind` and `source` as in `catenary.v1.Constraint`; `param` is the field of the request for errors;
-    `part`: what it has in it of another field, checked first; `closed`: objects that list their properties,
-    and say nothing of others, have no others."""
+    """Constraint. `kind` and `source` as in `catenary.v1.Constraint`; `param`: the field of the request, for
+    errors; `part`: a part that comes from another field, checked first; `closed`: objects that list their
+    properties and do not mention others have no others."""
 
     kind: ConstraintKind.ValueType
     source: str
@@ -42,7 +42,8 @@ class Wanted:
 
     @classmethod
     def schema(cls, value: Any, param: str) -> Wanted:
-        """JSON of a schema, or of its text. Annotations are left out: other words ask for nothing else."""
+        """Make one of a JSON schema, or of its text, without annotations, so that wording makes no
+        difference."""
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
@@ -53,15 +54,15 @@ class Wanted:
 
     @classmethod
     def json(cls, kind: ConstraintKind.ValueType, value: Any, param: str) -> Wanted:
-        """With a source that is JSON."""
+        """Make one with a source that is JSON."""
         return cls(kind, msgspec.json.encode(value).decode(), param)
 
     def opened(self) -> Wanted:
-        """The same with objects as the specification has them: with any other properties."""
+        """Return the same with objects as the specification has them: with any other properties."""
         return replace(self, part=None if self.part is None else self.part.opened(), closed=False)
 
     async def check(self, model: str, pool: TokenizerPool, limits: RequestLimits, tenant: str) -> None:
-        """Have it compiled for `model`. Raises ApiError: 400 if it cannot be honoured."""
+        """Compile it for `model`. Raises ApiError: 400 if it cannot be honoured."""
         if self.part is not None:
             await self.part.check(model, pool, limits, tenant)
         size = len(self.source.encode())
@@ -78,7 +79,8 @@ class Wanted:
         )
 
     def message(self, after: str | None = None) -> common_pb2.Constraint:
-        """For the engine. `after`: text behind which it holds; None: from the first token on."""
+        """Return the message for the engine. `after`: text behind which it holds; None: from the first token
+        on."""
         return common_pb2.Constraint(
             kind=self.kind, source=self.source, after=after, closed_objects=self.closed
         )
@@ -94,10 +96,10 @@ _KEY = re.compile(r"[\w.-]{1,64}")
 
 
 def tagged_parameters(schema: Mapping[str, Any], form: TaggedFormat) -> list[dict[str, Any]] | None:
-    """The parameters as a structural tag has them, in the order of the schema's `properties`.
+    """Return the parameters as a structural tag has them, in the order of the schema's `properties`.
 
-    What is written by it, and read with the types of the schema, satisfies the schema. None: there is
-    something in the schema that texts cannot be held to."""
+    Arguments written by it, and read with the schema's types, satisfy the schema. None if the schema demands
+    more than texts can be held to."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return None
@@ -137,7 +139,8 @@ def _value(name: str, part: Any, root: Mapping[str, Any], form: TaggedFormat) ->
 
 
 def _any_text(part: Any) -> bool:
-    """Whether any text is a value of a schema, as it is one type of several, none of which says more."""
+    """Return whether any text is a value of a schema: text is one of several types, none of which is
+    restricted."""
     if not isinstance(part, dict):
         return part is True
     says = part.keys() - _SAYS_NOTHING
@@ -153,7 +156,7 @@ _GBNF = re.compile(r"(?:\s|#[^\n]*(?:\n|$))*[A-Za-z][A-Za-z0-9_-]*[ \t]*::=")
 
 
 def wanted_of(fields: StructuredFields) -> Wanted | None:
-    """What a request asks for, which has been checked to be at most one thing."""
+    """Return the constraint that a request asks for; it was checked to ask for at most one."""
     if fields.response_format is not None and fields.response_format.type != "text":
         return _of_format(fields.response_format)
     outputs = fields.structured_outputs
@@ -203,7 +206,7 @@ def _of_outputs(outputs: StructuredOutputs) -> Wanted | None:
 
 
 def _of_tag(tag: dict[str, Any] | str, param: str) -> Wanted:
-    """A tag as vLLM has it, which says its type once more."""
+    """Convert a tag as vLLM has it, which repeats its type."""
     if isinstance(tag, str):
         try:
             tag = msgspec.json.decode(tag, type=dict[str, Any])
@@ -246,13 +249,13 @@ def _of_kinds(
 
 
 def grammar_kind(source: str) -> ConstraintKind.ValueType:
-    """The notation of a client's grammar, which its first rule shows: GBNF writes `name ::=`, as Lark never
+    """Return the notation of a client's grammar by its first rule: GBNF writes `name ::=`, as Lark never
     does."""
     return CONSTRAINT_KIND_GRAMMAR if _GBNF.match(source) is None else CONSTRAINT_KIND_GBNF
 
 
 def choice_grammar(choices: list[str]) -> str:
-    """Lark's grammar of exactly these texts, written as JSON strings; DEL alone is different there."""
+    """Return Lark's grammar of exactly these texts, written as JSON strings; DEL alone is different there."""
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
     return "start: " + quoted.replace("\x7f", "\\u007f")
 
@@ -263,7 +266,7 @@ _NOTHING = {"type": "object", "additionalProperties": False}
 
 @dataclass(frozen=True, slots=True)
 class CallableFunction:
-    """A function that a model may call. `parameters`: schema of its arguments; None: it takes none."""
+    """Function that a model may call. `parameters`: schema of its arguments; None: it takes none."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
@@ -271,7 +274,7 @@ class CallableFunction:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of the arguments, which are an object in any case; without annotations."""
+        """JSON schema of the arguments, which are an object in any case; without annotations."""
         if self.parameters is None:
             return dict(_NOTHING)
         schema: dict[str, Any] = without_notes(dict(self.parameters))
@@ -287,7 +290,7 @@ def wanted_calls(
     otherwise: Wanted | None = None,
     param: str = "tools",
 ) -> Wanted | None:
-    """What an answer with these tools is constrained to; None: any text.
+    """Return the constraint of an answer with these tools; None: any text.
 
     Args:
         functions: those that may be called.
@@ -296,8 +299,8 @@ def wanted_calls(
         required: the answer is one call or several, and arguments satisfy their schemas. Else only those of
             strict functions do, and there may be no call.
         single: at most one call, with nothing behind it.
-        otherwise: what an answer without calls must be; None: any text. It must be a valid constraint, but
-            says nothing where a call is required.
+        otherwise: valid constraint of an answer without calls, unused where a call is required; None: any
+            text.
         param: the field that the functions came in.
 
     Raises:
@@ -332,10 +335,10 @@ def wanted_calls(
 def own_calls(
     functions: Sequence[CallableFunction], parser: str, *, required: bool
 ) -> list[tuple[str, dict[str, Any]]] | None:
-    """Each function's call in a parser's format: its trigger, and its structure of a structural tag.
+    """Return each function's call in a parser's format: its trigger, and its structure of a structural tag.
 
-    None: one cannot be written so that its arguments satisfy the schema, as they must if the function is
-    strict or the call `required`. Else the call holds what its format allows."""
+    None if one cannot be written so that its arguments satisfy the schema, as they must if the function is
+    strict or the call `required`. Else the call holds whatever its format allows."""
     calls = [_own_call(function, parser, exact=required or function.strict) for function in functions]
     found = [call for call in calls if call is not None]
     return found if len(found) == len(calls) else None
@@ -383,7 +386,8 @@ def _tags(
 
 
 def _array_grammar(functions: Sequence[CallableFunction], *, single: bool) -> str:
-    """Lark's grammar of an array of calls. Each schema stands by itself, so that its references hold."""
+    """Return Lark's grammar of an array of calls. Each schema stands by itself, so that its references
+    hold."""
     calls = " | ".join(f"call_{index}" for index in range(len(functions)))
     more = "" if single else '(", " call)*'
     lines = [f'start: "[" call {more} "]"', f"call: {calls}"]

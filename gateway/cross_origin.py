@@ -1,4 +1,4 @@
-"""Pages of other origins: which may call, what browsers are told, and which requests no page may make."""
+"""Requests from pages of other origins: which are allowed, and the headers for browsers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _EXPOSED = ", ".join(("x-request-id", "retry-after", "retry-after-ms", IGNORED, 
 
 
 class CrossOrigin:
-    """The rules for pages of other origins."""
+    """Rules for pages of other origins."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        """`allowed`: origins whose pages may call; with "*": any; empty: none."""
+        """Set the rules. `allowed`: origins whose pages may call; with "*": any; empty: none."""
         self._any = "*" in allowed
         self._allowed = frozenset(allowed)
         self._policy = CORSMiddleware(
@@ -36,11 +36,11 @@ class CrossOrigin:
         )
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of `origin` may call."""
+        """Return whether pages of `origin` may call."""
         return self._any or origin in self._allowed
 
     def fields(self, request: Headers) -> Fields:
-        """Headers of any answer to a request with these headers."""
+        """Return the headers of any answer to a request with these headers."""
         if not self._allowed:
             return ()
         origin = request.get("origin")
@@ -54,12 +54,12 @@ class CrossOrigin:
         )
 
     def gate(self, app: ASGIApp, *, keyed: bool) -> ASGIApp:
-        """`app` behind these rules: ASGI middleware that answers what browsers ask before they call, and
-        refuses requests that a page makes where it may not.
+        """Put these rules in front of `app`: ASGI middleware that answers preflights, and refuses requests
+        that a page may not make.
 
-        A browser sends "simple" requests of any page without a preflight, and only hides the answers from
-        the page. Where keys are needed (`keyed`) such a request has none and is refused for that: browsers
-        do not add API keys by themselves, as they add cookies."""
+        A browser sends "simple" requests of any page without a preflight, and only hides the answers from the
+        page. Where keys are needed (`keyed`) such a request has none and is refused for that: browsers do not
+        add API keys by themselves, as they add cookies."""
 
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)
@@ -83,8 +83,8 @@ class CrossOrigin:
         return gated
 
     def _is_foreign(self, method: str, headers: Headers) -> bool:
-        """Whether a request that changes something comes from a page that may not make it. Other programs
-        than browsers send neither of the two headers."""
+        """Return whether a request that changes state comes from a page that may not make it. Only browsers
+        send either of the two headers."""
         if method in _SAFE_METHODS:
             return False
         origins = headers.getlist("origin")
@@ -104,4 +104,4 @@ def _authority(origin: str) -> str:
 
 
 async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    """The policy is asked, and never called as middleware."""
+    """Stand for an application: the policy is asked, and never called as middleware."""

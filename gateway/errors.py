@@ -1,4 +1,4 @@
-"""API errors and their JSON envelope. Every error of every route is rendered here, nowhere else."""
+"""API errors and their JSON envelope. Every error of every route is rendered here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ErrorEnvelope(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """An answer other than success: status, and the four fields of OpenAI's error object.
+    """Answer other than success: status, and the four fields of OpenAI's error object.
 
     `message` is for callers: fixed texts, names of fields and limits; never a value that the caller sent in
     full, a path, an address or an exception's text."""
@@ -63,15 +63,13 @@ class ApiError(Exception):
         self.extra_headers = headers
 
     def body(self) -> bytes:
-        """The JSON envelope."""
         return msgspec.json.encode(self.envelope())
 
     def envelope(self) -> ErrorEnvelope:
-        """The same before it is encoded."""
         return ErrorEnvelope(ErrorObject(self.message, self.kind, self.param, self.code))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers, content-length aside."""
+        """Return the response headers, content-length aside."""
         found = [("content-type", "application/json"), *self.extra_headers]
         if self.retry_after_ms is not None:
             found.append(("retry-after", str(max(1, math.ceil(self.retry_after_ms / 1000)))))
@@ -80,12 +78,12 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """400: the request itself is wrong."""
+    """Return 400: the request itself is wrong."""
     return ApiError(400, message, code=code, param=param)
 
 
 def context_length_exceeded(limit: int, prompt: int, requested: int, param: str) -> ApiError:
-    """400: prompt and requested tokens are more than the model's context; the text has both numbers."""
+    """Return 400: prompt and requested tokens exceed the model's context; the text has both numbers."""
     return bad_request(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + requested} "
         f"tokens ({prompt} in the {param}, {requested} in the completion). Please reduce the length of the "
@@ -96,8 +94,8 @@ def context_length_exceeded(limit: int, prompt: int, requested: int, param: str)
 
 
 def model_not_found(name: str, served: Sequence[str] = ()) -> ApiError:
-    """404: no such model is served. `served`: the names that a request may use; the text has the nearest one
-    and the first few, as `GET /v1/models` lists them."""
+    """Return 404: no such model is served. `served`: the names that a request may use; the text has the
+    nearest one and the first few, as `GET /v1/models` lists them."""
     text = f"The model '{_shown(name)}' does not exist."
     if meant := _meant(name, served):
         text += f" Did you mean '{_shown(meant)}'?"
@@ -109,8 +107,8 @@ def model_not_found(name: str, served: Sequence[str] = ()) -> ApiError:
 
 
 def _meant(name: str, served: Sequence[str]) -> str | None:
-    """The served model that is meant, perhaps. People leave out a model's organisation, its size or its kind:
-    `smollm2` is meant for `org/SmolLM2-135M-Instruct`."""
+    """Return the served model that is probably meant. People leave out a model's organisation, its size or
+    its kind: `smollm2` is meant for `org/SmolLM2-135M-Instruct`."""
     if close := nearest(name, served):
         return close
     folded = name.casefold()
@@ -125,7 +123,7 @@ def _shown(name: str) -> str:
 def unavailable(
     message: str, *, code: str = "engine_unavailable", retry_after_ms: int | None = None
 ) -> ApiError:
-    """503: nothing can serve the request now."""
+    """Return 503: nothing can serve the request now."""
     after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
     return ApiError(503, message, kind=SERVER_ERROR, code=code, retry_after_ms=after)
 
@@ -133,19 +131,19 @@ def unavailable(
 def overloaded(
     message: str, *, retry_after_ms: int | None = None, code: str = "rate_limit_exceeded"
 ) -> ApiError:
-    """429: queues are full."""
+    """Return 429: queues are full."""
     after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
     return ApiError(429, message, kind="rate_limit_error", code=code, retry_after_ms=after)
 
 
 def timed_out(message: str, *, status: int = 504, retry_after_ms: int | None = None) -> ApiError:
-    """504: a limit of the server passed (408: while waiting for the client or for a place)."""
+    """Return 504: a limit of the server passed (408: while waiting for the client or for a place)."""
     after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
     return ApiError(status, message, kind=SERVER_ERROR, code="timeout", retry_after_ms=after)
 
 
 def internal() -> ApiError:
-    """500 with the fixed text."""
+    """Return 500 with the fixed text."""
     return ApiError(500, INTERNAL_MESSAGE, kind=SERVER_ERROR, code="internal_error")
 
 
@@ -167,7 +165,7 @@ _AWAY: frozenset[int] = frozenset(
 
 
 def from_wire(error: common_pb2.Error, *, model: str = "") -> ApiError:
-    """The HTTP form of a peer's refusal or failure."""
+    """Return the HTTP form of a peer's refusal or failure."""
     param = error.param if error.HasField("param") else None
     after = error.retry_after_ms if error.HasField("retry_after_ms") else None
     code = error.code

@@ -1,9 +1,8 @@
-"""Prometheus metrics. Own names are `catenary_*`; what vLLM counts too is repeated under its names.
+"""Prometheus metrics. Own names are `catenary_*`; those that vLLM has too are repeated under its names.
 
-Token counters take no lock for each part, as those of the client library do: they are used from the event
-loop alone, which also answers scrapes. Labels come from closed sets only: served models, route templates,
-known methods, fixed reasons.
-"""
+Token counters take no lock for each part, unlike the client library's: they are used from the event loop
+alone, which also answers scrapes. Labels come from closed sets only: served models, route templates, known
+methods, fixed reasons."""
 
 from __future__ import annotations
 
@@ -27,8 +26,6 @@ _LABELS = ("model_name",)
 
 
 class TokenCount:
-    """Tokens of one model."""
-
     __slots__ = ("value",)
 
     def __init__(self) -> None:
@@ -36,7 +33,7 @@ class TokenCount:
 
 
 class TokenCounter(Collector):
-    """A counter for each model."""
+    """Counter of tokens for each model."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name = name
@@ -45,11 +42,10 @@ class TokenCounter(Collector):
         registry.register(self)
 
     def of(self, model: str) -> TokenCount:
-        """What counts for a model."""
+        """Return a model's count."""
         return self._models.setdefault(model, TokenCount())
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """See Collector."""
         family = CounterMetricFamily(self._name, self._text, labels=_LABELS)
         for model, count in self._models.items():
             family.add_metric([model], count.value)
@@ -67,13 +63,13 @@ class TokenTimes:
         self.total = 0.0
 
     def add(self, seconds: float, times: int) -> None:
-        """So many gaps of so many seconds."""
+        """Add `times` gaps of `seconds` each."""
         self.counts[bisect_left(self._bounds, seconds)] += times
         self.total += seconds * times
 
 
 class TokenHistogram(Collector):
-    """A histogram for each model. `bounds`: the upper bounds of its buckets, rising, without infinity."""
+    """Histogram for each model. `bounds`: the upper bounds of its buckets, ascending, without infinity."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name = name
@@ -83,11 +79,10 @@ class TokenHistogram(Collector):
         registry.register(self)
 
     def of(self, model: str) -> TokenTimes:
-        """What counts for a model."""
+        """Return a model's times."""
         return self._models.setdefault(model, TokenTimes(self._bounds))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """See Collector."""
         family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
         for model, times in self._models.items():
             buckets: list[tuple[str, float]] = []
@@ -124,7 +119,7 @@ Served = Sequence[router_pb2.ServedModel]
 
 
 class GatewayMetrics:
-    """The counters of one gateway, in a registry of its own."""
+    """Counters of one gateway, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -174,7 +169,7 @@ class GatewayMetrics:
         self._add_aliases()
 
     def _add_aliases(self) -> None:
-        """vLLM's names for the same."""
+        """Repeat metrics under vLLM's names."""
         self.registry.register(
             _Aliases(
                 [
@@ -194,20 +189,19 @@ class GatewayMetrics:
         )
 
     def observe_http(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
         self._http.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
     def resumed(self, cause: Cause) -> None:
-        """Count a sequence that goes on in another life."""
+        """Count a sequence that continues on another engine or router."""
         self._resumed.labels(cause).inc()
 
     def given_up(self, cause: Cause) -> None:
-        """Count a sequence that was tried for long enough."""
+        """Count a sequence whose attempts are exhausted."""
         self._given_up.labels(cause).inc()
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         encode, media_type = choose_encoder(accept)
         return encode(self.registry), media_type
 
@@ -221,8 +215,6 @@ class GatewayMetrics:
 
 
 class RequestTimer:
-    """Times and counts of one generation request."""
-
     def __init__(self, metrics: GatewayMetrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
@@ -234,7 +226,7 @@ class RequestTimer:
         self.accepted = False
         """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
         self.told_error = False
-        """Whether the client was told an error, in a stream that goes on to its end after it."""
+        """Whether the client was sent an error within a stream that goes on to its end."""
 
     def raised(self, error: BaseException) -> None:
         """Count an error that ended the request, if it is a refusal or the client left."""
@@ -244,7 +236,7 @@ class RequestTimer:
             self.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
 
     def tokens(self, choice: int, count: int) -> None:
-        """`count` new tokens of a choice."""
+        """Count `count` new tokens of a choice."""
         if not count:
             return
         now = time.perf_counter()
@@ -261,21 +253,21 @@ class RequestTimer:
         self._generated.value += count
 
     def accept(self, prompt_tokens: int) -> None:
-        """An engine has taken the request and answered for the first time."""
+        """Note an engine's first answer."""
         self.accepted = True
         self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)
 
     def failed(self, reason: str) -> None:
-        """The request ended with an error, or its client left."""
+        """Count an error, or a client that left, as the end of the request."""
         self.told_error = True
         known = reason if reason in ERROR_CODES else "internal_error"
         self._metrics.failures.labels(self._model, known).inc()
 
     def finished(self, reasons: Iterable[str], usage: Usage, choices: int) -> None:
-        """A request that was accepted, or whose client left, is over.
+        """Count the end of a request that was accepted, or whose client left.
 
-        Tokens are those of accepted requests alone, as `accept` counts them: of a request that no engine has
-        answered, none is known to have been computed."""
+        Tokens are those of accepted requests alone, as `accept` counts them: no token of another is known to
+        be computed."""
         now = time.perf_counter()
         metrics, model = self._metrics, self._model
         for reason in reasons:
@@ -292,7 +284,7 @@ class RequestTimer:
 
 
 class FleetCollector(Collector):
-    """Gauges read at scrape time: the router's last word, and this gateway's own state."""
+    """Gauges read at scrape time: the router's last announcement, and this gateway's own state."""
 
     def __init__(
         self, models: Callable[[], Served], live: Callable[[], int], connected: Callable[[], int]
@@ -328,7 +320,8 @@ class FleetCollector(Collector):
 
 
 class _Aliases(Collector):
-    """Metrics again under vLLM's names: `same` are named alike but for the prefix, `others` by their keys."""
+    """Metrics repeated under vLLM's names: `same` are named alike but for the prefix, `others` by their
+    keys."""
 
     def __init__(self, same: Sequence[Collector], others: Mapping[str, Collector]) -> None:
         self._same = same

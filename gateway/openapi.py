@@ -1,4 +1,4 @@
-"""The OpenAPI document: derived from what the routes read and write, never written beside it."""
+"""OpenAPI document, derived from what the routes read and write."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ _PLACE = "#/components/schemas/"
 
 
 class Components:
-    """All schemas, and references to them."""
+    """Components of the document: all schemas, and references to them."""
 
     def __init__(self, answers: Sequence[Any], requests: Sequence[type[RequestModel]]) -> None:
-        """`answers`: msgspec types, written as JSON somewhere; `requests`: models, read somewhere."""
+        """Collect the schemas of `answers` (msgspec types that are written as JSON) and `requests`
+        (models)."""
         self.schemas: dict[str, Schema] = {}
         self._answers = dict(zip(answers, self._add_answers(answers), strict=True))
         self._requests = self._add_requests(requests)
 
     def answer(self, written: Any) -> Schema:
-        """The schema of a type that is written, or of a tuple of types of which one is."""
+        """Return the schema of a type that is written, or of a tuple of alternative types."""
         if isinstance(written, tuple):
             return {"anyOf": [self._answers[alternative] for alternative in written]}
         schema: Schema = self._answers[written]
         return schema
 
     def request(self, model: type[RequestModel]) -> Schema:
-        """The schema of a model that is read."""
+        """Return the schema of a model that is read."""
         return self._requests[model]
 
     def with_fields(
         self, model: type[RequestModel], other: type[RequestModel], names: Collection[str]
     ) -> Schema:
-        """The schema of a model that has the named fields of another one besides its own."""
+        """Return the schema of a model that has the named fields of another one in addition to its own."""
         own, lender = (self._definition(self.request(each)) for each in (model, other))
         lent = {name: schema for name, schema in lender["properties"].items() if name in names}
         return {**own, "properties": {**lent, **own["properties"]}}
@@ -91,7 +92,7 @@ class Components:
 
 
 def _structs(types: Iterable[inspect.Type]) -> Iterator[type[msgspec.Struct]]:
-    """The structs in types, however deep."""
+    """Yield the structs in types, however deep."""
     seen: set[type[msgspec.Struct]] = set()
     waiting: list[Any] = list(types)
     while waiting:
@@ -111,7 +112,7 @@ def _structs(types: Iterable[inspect.Type]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _always_written(struct: type[msgspec.Struct]) -> list[str]:
-    """The fields that no encoding leaves out; msgspec's own schema tells which ones decoding needs."""
+    """Return the fields that no encoding leaves out; msgspec's own schema lists those that decoding needs."""
     omits = _config(struct).omit_defaults
     return [
         field.encode_name
@@ -173,14 +174,14 @@ _IGNORED: Described = {
 
 
 def request_headers(described: Operation) -> list[dict[str, Any]]:
-    """The header parameters of an operation."""
+    """Return the header parameters of an operation."""
     if not described.limited:
         return []
     return [{"name": name, "in": "header", "required": False, **rest} for name, rest in _REQUEST.items()]
 
 
 def answer_headers(described: Operation, status: int) -> Described:
-    """The headers of its answers with this status."""
+    """Return the headers of an operation's answers with this status."""
     if not described.limited or status not in (200, 429):
         return {}
     return _ANSWER | _IGNORED if status == 200 else _ANSWER
@@ -208,7 +209,7 @@ _FAILURES = {
 
 
 def document(routers: Iterable[Routes], version: str) -> dict[str, Any]:
-    """The OpenAPI document of the routes that describe themselves."""
+    """Return the OpenAPI document of the routes that describe themselves."""
     routes = [(route, route.operation) for router in routers for route in router.all if route.described]
     components = _components([described for _, described in routes])
     paths: dict[str, dict[str, Any]] = {}

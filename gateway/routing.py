@@ -1,4 +1,4 @@
-"""Routes: what answers a method of a path, with what it says about itself."""
+"""Routes: handlers of methods and paths, with their descriptions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gateway.schemas.base import RequestModel
 
 JSON = "application/json"
 ALWAYS = (400, 401, 403, 408, 431, 500)
-"""Statuses of errors that every route can answer with: a bad head of the request, a key, a host name."""
+"""Error statuses of every route: a bad head of the request, a key, a host name."""
 STORED = (404, 503, 507)
-"""Those of routes to something stored."""
+"""Those of routes to stored objects."""
 READS = (413, 415, 429, 503)
 """Those of routes that read a body."""
 ASKS = (*READS, 404, 504)
@@ -32,11 +32,11 @@ ASKS = (*READS, 404, 504)
 
 
 class Access(Enum):
-    """Who may ask a route.
+    """Access to a route.
 
     KEY: clients with a key, if the gateway has keys. OPEN: all clients. PROBE: all clients, under any host
-    name, and no log line tells of it: for routes that tell nothing but a state. SCRAPE: as KEY, or OPEN with
-    the option metrics_public; no log line either."""
+    name and without log lines: for routes that show only a state. SCRAPE: as KEY, or OPEN with the option
+    metrics_public; no log line either."""
 
     KEY = auto()
     OPEN = auto()
@@ -107,16 +107,14 @@ class Operation:
 
 
 Handler = Callable[..., Awaitable[Response | None]]
-"""Takes the parameters of the path by their names, and either `request`, to return the response, or
-`call`, to write the answer itself."""
+"""Handler, which takes the parameters of the path by their names, and either `request`, to return the
+response, or `call`, to write the answer itself."""
 
 
 H = TypeVar("H", bound=Handler)
 
 
 class DescribedRoute(Route):
-    """One method of one path."""
-
     def __init__(
         self,
         method: str,
@@ -126,7 +124,7 @@ class DescribedRoute(Route):
         ids: Mapping[str, str],
         described_method: str,
     ) -> None:
-        """`described_method`: the one that the document has of the path. `ids`: see Routes."""
+        """Make a route. `described_method`: the one that the document has of the path. `ids`: see Routes."""
         super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
         # Starlette's `$` also stands before a line break at the end: /v1/models%0A is not /v1/models.
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
@@ -135,17 +133,17 @@ class DescribedRoute(Route):
         self.method = method
         self.operation = operation
         self.described = method == described_method
-        """Whether the document has it."""
         self._ids = ids
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See Route. The route itself is in the scope then, for the metrics of requests."""
+        """Match, and put the route into the scope for the metrics of requests."""
         match, more = super().matches(scope)
         return match, {**more, "route": self}
 
     def has_path(self, path: str) -> bool:
-        """Whether this is a path of the route, whatever the method: one with a word where an id belongs, as
-        /v1/responses/compact, is not, though the route would answer it as an id that does not exist."""
+        """Return whether this is a path of the route, whatever the method. One with a word in place of an id,
+        such as /v1/responses/compact, is not, though the route would answer it as an id that does not
+        exist."""
         found = self.path_regex.match(path)
         return found is not None and all(
             value.startswith(self._ids.get(name, "")) for name, value in found.groupdict().items()
@@ -161,7 +159,8 @@ class Routes:
     It takes the path, or the paths that answer alike, and the fields of Operation."""
 
     def __init__(self, ids: Mapping[str, str] | None = None) -> None:
-        """`ids`: parameters of the paths that are ids of stored objects, each with how such ids begin."""
+        """Make it empty. `ids`: parameters of the paths that are ids of stored objects, each with the prefix
+        of such ids."""
         self.all: list[DescribedRoute] = []
         self._ids = dict(ids or {})
 
@@ -228,10 +227,9 @@ class _Endpoint:
 
 
 class DirectRoutes:
-    """ASGI application: finds by method and path what most requests are for, and leaves the others to `app`.
+    """ASGI application that finds most requests' route by method and path, and passes the others to `app`.
 
-    The framework's way to a route passes some twenty functions, none of which has anything to do for these.
-    """
+    The framework's way to a route passes some twenty functions that these routes do not need."""
 
     def __init__(self, routes: Sequence[DescribedRoute], app: ASGIApp) -> None:
         self._app = app

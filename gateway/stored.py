@@ -1,4 +1,4 @@
-"""The APIs that store something: responses, files and batches, with their stores and background work."""
+"""APIs that store objects: responses, files and batches, with their stores and background work."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _DAY_S = 86400.0
 
 
 class StoredApis:
-    """The parts that store something, from `open` to `close`."""
+    """Storing parts of the gateway, from `open` to `close`."""
 
     def __init__(
         self, config: GatewayConfig, generation: GenerationService, serves: Callable[[str], bool]
     ) -> None:
-        """`serves`: whether requests for a model can be answered now.
+        """Build the parts. `serves`: whether requests for a model can be answered now.
 
         Raise StartRefused if a configured directory cannot be written."""
         self._config = config

@@ -1,4 +1,4 @@
-"""The services behind a list of addresses: one target for each, and names looked up for life."""
+"""Services behind a list of addresses: one target for each, with names looked up again and again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import grpc
 from catenary.rpc import NamedAddresses, resolve
 
 Dial = Callable[[str, str], grpc.aio.Channel]
-"""Makes a channel to an address, which the second argument, a name or the address itself, led to."""
+"""Maker of a channel to an address, which the second argument, a name or the address itself, resolved to."""
 LookUp = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class Target(Protocol):
-    """One service of several at an address of its own."""
+    """Service at one address."""
 
     @property
     def live(self) -> int:
-        """Return the number of calls, or sequences, that would end with the channel."""
+        """Number of calls, or sequences, that would end with the channel."""
 
     async def run(self) -> None:
         """Keep in touch with the service until cancelled."""
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=Target)
 
 
 class Targets(Generic[T]):
-    """One target for each address. Names are looked up again and again: a target whose address its name has
+    """Targets, one for each address. Names are looked up periodically: a target whose address its name has
     lost is dropped once it does not answer, and closed once no calls are under way."""
 
     def __init__(
@@ -43,11 +43,11 @@ class Targets(Generic[T]):
         answers: Callable[[T], bool],
         look_up: LookUp = resolve,
     ) -> None:
-        """Make the targets of literal addresses. Raise ValueError for what is not an address.
+        """Make the targets of literal addresses. Raise ValueError for an invalid address.
 
         Args:
             addresses: of services; a name may stand for several.
-            make: makes a target of an address and the name, or address, that led to it.
+            make: makes a target of an address and the name, or address, that resolved to it.
             answers: whether a target is connected; it is kept then.
             look_up: returns the addresses of a name.
         """
@@ -58,7 +58,7 @@ class Targets(Generic[T]):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._dropped: list[T] = []
         self.all: list[T] = []
-        """Targets that are in use, in an order that their user may change."""
+        """Targets in use, in an order that their user may change."""
         for address in self._addresses.literal:
             self._add(address, address)
 

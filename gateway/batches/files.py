@@ -205,7 +205,7 @@ class UploadForm(msgspec.Struct, rename=_NAMES):
 
 
 Write = Callable[[int, bytes], Awaitable[None]]
-"""Stores the piece with a number."""
+"""Writer of the piece with a number."""
 
 
 @dataclass(slots=True)
@@ -272,7 +272,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Form:
-    """The parser's callbacks. `content`: bytes of the file that were read and not stored yet."""
+    """Callbacks of the parser. `content`: bytes of the file that were read and not stored yet."""
 
     def __init__(self, boundary: bytes, max_bytes: int) -> None:
         self.content = bytearray()

@@ -1,4 +1,4 @@
-"""One batch at work: from its input file to the files of its results."""
+"""Run of one batch: from its input file to the files of its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request of a batch. `number` counts the lines of the file from 1."""
+    """Request of a batch. `number` counts the lines of the file from 1."""
 
     number: int
     custom_id: str
@@ -34,7 +34,7 @@ class BatchLine:
 
 
 class LineError(ValueError):
-    """A line that is not a valid request."""
+    """Line that is not a valid request."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -167,7 +167,7 @@ async def _checked(number: int, data: bytes | None, endpoint: str, max_values: i
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The answer to a line: status, JSON body, and some headers. `request_id` is in the log."""
+    """Answer to a line: status, JSON body, and some headers. `request_id` is in the log."""
 
     status: int
     request_id: str
@@ -176,7 +176,6 @@ class LineResult:
 
     @property
     def failed(self) -> bool:
-        """Whether it belongs in the error file."""
         return not 200 <= self.status < 300
 
 
@@ -208,13 +207,13 @@ _UNRUN = {
 }
 
 RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
-"""Answers a line, however long that takes; cancelling it aborts the request."""
+"""Runner of a line, however long that takes; cancelling it aborts the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Requests of a file, bytes of a line, strings, arrays and objects in a line, and lines of one batch
-    at work or about to be."""
+    """Limits of a batch: requests of a file, bytes of a line, strings, arrays and objects in a line, and
+    lines at work or about to be."""
 
     max_lines: int
     max_line_bytes: int
@@ -223,7 +222,7 @@ class JobLimits:
 
 
 class BatchJob:
-    """Runs one batch that its gateway has claimed.
+    """Run of one batch that its gateway has claimed.
 
     A line's result is stored once, in the transaction that counts it, and only while the gateway holds the
     batch. So a gateway that takes the batch over after a crash skips exactly the lines that have results."""
@@ -239,13 +238,13 @@ class BatchJob:
         clock: Callable[[], float],
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing runs yet.
+        """Prepare the run.
 
         Args:
             claim: the batch.
-            batches: where it is.
-            files: where its input is.
-            run_line: answers a line, once there is a place for it.
+            batches: its store.
+            files: the store of its input.
+            run_line: answers a line, once there is a slot for it.
             limits: of its input.
             clock: Unix time, which is read only once: an administrator or NTP may set it.
             elapsed: seconds of a monotonic clock.
@@ -346,7 +345,7 @@ class BatchJob:
 
 
 async def _all_unless(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for all tasks, until one fails or `stop` is set; cancel the rest. Raise what failed."""
+    """Wait for all tasks, until one fails or `stop` is set; cancel the rest. Raise the failure."""
     stopped = asyncio.create_task(stop.wait())
     pending: set[asyncio.Task[Any]] = set(tasks)
     try:

@@ -1,4 +1,4 @@
-"""Runs batches: each line calls the API inside of this process, without a connection."""
+"""Runner of batches: each line calls the API inside of this process, without a connection."""
 
 from __future__ import annotations
 
@@ -84,8 +84,6 @@ async def call_inside(
 
 
 class _Receive:
-    """Receives the body, and then nothing for as long as the request lasts."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._read = False
@@ -98,8 +96,6 @@ class _Receive:
 
 
 class _Answer:
-    """Collects what is sent."""
-
     def __init__(self) -> None:
         self.status = 0
         self.body = bytearray()
@@ -142,7 +138,7 @@ class RunnerLimits:
 
 
 class BatchRunner(JobOwner):
-    """Claims batches of any gateway with the same store, and runs up to a number at a time."""
+    """Runner that claims batches of any gateway with the same store, up to a number at a time."""
 
     def __init__(
         self,
@@ -157,8 +153,8 @@ class BatchRunner(JobOwner):
         """Set it up; `run` does the work.
 
         Args:
-            batches: the batches.
-            files: their files.
+            batches: their store.
+            files: the store of their files.
             limits: its own.
             job_limits: those of each batch.
             serves: whether requests for a model can be answered now; "" is the only one that is served.

@@ -1,4 +1,4 @@
-"""Requests to upload files and to create batches."""
+"""Upload of files and creation of batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class BatchLimits:
 
 
 class BatchService:
-    """Accepts files and batches. All methods raise ApiError; 503 if the store does not answer."""
+    """Service that accepts files and batches. All methods raise ApiError; 503 if the store does not
+    answer."""
 
     def __init__(
         self,

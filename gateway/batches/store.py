@@ -76,7 +76,7 @@ _COLUMNS = "batch, total, completed, failed"
 
 @dataclass(frozen=True, slots=True)
 class ClaimedBatch:
-    """A batch to run. `output` and `errors` are the ids of the files to write; `runner` holds it."""
+    """Batch to run. `output` and `errors` are the ids of the files to write; `runner` holds it."""
 
     batch: Batch
     owner: str
@@ -88,7 +88,7 @@ class ClaimedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A line of a result file, for the request in line `number` of the input."""
+    """Line of a result file, for the request in line `number` of the input."""
 
     number: int
     failed: bool

@@ -1,4 +1,4 @@
-"""Limits of API keys: a request is admitted, or refused with a time to retry; headers tell what is left."""
+"""Limits of API keys: requests are admitted, or refused with a time to retry; headers report the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Tried:
-    """One request that is tried until it is answered, under COUNTED in its ASGI scopes.
+    """Request that is tried until it is answered, under COUNTED in its ASGI scopes.
 
     `allowance`: set once it was counted; further attempts are not counted again."""
 
@@ -70,7 +70,7 @@ class _Applied:
 
 
 class Limiter:
-    """Counts requests and tokens. `counters` None: in this process. `own`: limits of single owners."""
+    """Counter of requests and tokens. `counters` None: in this process. `own`: limits of single owners."""
 
     def __init__(
         self,
@@ -212,9 +212,9 @@ class Limiter:
         await self._settle(owner, counters)
 
     async def _settle(self, owner: str, counters: Counters) -> bool:
-        """Pay the owner's debt from what the window has left; return whether it has more.
+        """Pay the owner's debt from the rest of the window; return whether the window has more.
 
-        What cannot be paid is left for the next minutes."""
+        An unpaid rest is left for the next minutes."""
         item = self._of(owner).windows[_TOKENS]
         left = (await counters.window(item, _TOKENS, owner)).remaining
         taken = await counters.repay(owner, left) if left else 0
@@ -263,7 +263,7 @@ class LimitGate:
     """ASGI middleware behind the one that checks keys; it adds the headers of limits to answers."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter, paths: Collection[str]) -> None:
-        """`paths`: those of which a POST is counted."""
+        """Wrap `app`. `paths`: those of which a POST is counted."""
         self._app = app
         self._limiter = limiter
         self._paths = paths

@@ -1,4 +1,4 @@
-"""Counters of several gateways together, in Redis."""
+"""Counters in Redis, which several gateways share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SharedCounters:
     """
 
     def __init__(self, url: str, *, timeout_s: float, pause_s: float = 1.0) -> None:
-        """Raise ValueError for a URL that is not one of Redis."""
+        """Prepare a client. Raise ValueError for a URL that is not one of Redis."""
         self._timeout_s = timeout_s
         self._pause_s = pause_s
         options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}

@@ -1,4 +1,4 @@
-"""Counters of limits: windows, debts and requests at work; those of this process."""
+"""Counters of limits: windows, debts and requests at work; the implementation in this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class StoreAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The use of a limit of `amount` in `length_s` seconds, counted in periods of that length.
+    """Use of a limit of `amount` in `length_s` seconds, counted in periods of that length.
 
     `current`: in this period; `previous`: in the one before, which counts by the share of it that the last
-    `length_s` seconds still have. `current_left_s`, `previous_left_s`: until none of it counts any more.
-    """
+    `length_s` seconds still have. `current_left_s`, `previous_left_s`: until none of it counts any more."""
 
     amount: int
     length_s: float
@@ -60,7 +59,7 @@ async def read_window(storage: SlidingWindowCounterSupport, item: RateLimitItem,
 
 
 class Counters(Protocol):
-    """Counts the use of API keys. Every method may raise StoreAway, after a short timeout."""
+    """Counters of the use of API keys. Every method may raise StoreAway, after a short timeout."""
 
     async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
         """Count `cost` if the window has so much left; return whether it had."""
@@ -72,7 +71,7 @@ class Counters(Protocol):
         """Add tokens that no window has counted to the owner's debt."""
 
     async def repay(self, owner: str, most: int) -> int:
-        """Take up to `most` tokens from the owner's debt; return how many were taken."""
+        """Take up to `most` tokens off the owner's debt; return how many were taken."""
 
     async def enter(self, owner: str, request: str, most: int) -> bool:
         """Count a request in, unless `most` of the owner's are at work. If it raises, it may be counted."""

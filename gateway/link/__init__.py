@@ -1,1 +1,1 @@
-"""The gateway's streams to the routers, and what runs on them."""
+"""Streams to the routers, and the sequences on them."""

@@ -35,15 +35,15 @@ _log = get_logger(__name__)
 
 
 class Place(Protocol):
-    """A router that takes sequences."""
+    """Router that takes sequences."""
 
     @property
     def address(self) -> str:
-        """Return its address, which is the same in every gateway."""
+        """Address, the same in every gateway."""
 
     @property
     def live(self) -> int:
-        """Return the number of this gateway's sequences that it has."""
+        """Number of this gateway's sequences on the router."""
 
 
 P = TypeVar("P", bound=Place)
@@ -81,7 +81,7 @@ class PromptGroup:
 
 
 class FailoverSequence:
-    """A sequence through all of its attempts: the router that has it, and its reader.
+    """Sequence through all of its attempts: the router that has it, and its reader.
 
     It receives the output of one attempt after another; the session changes its fields."""
 
@@ -188,19 +188,19 @@ class FailoverSession:
         max_outbound: int,
         look_up: LookUp = resolve,
     ) -> None:
-        """Nothing is dialled before `run`. Raise ValueError for what is not an address.
+        """Prepare the session; nothing is dialled before `run`. Raise ValueError for an invalid address.
 
         Args:
             addresses: of routers; a name may stand for several.
             dial: makes a channel to (address, name).
             instance_id: of this gateway.
             policy: bounds of failover.
-            models: takes the models of the routers.
+            models: receives the models of the routers.
             on_resumed: called for each attempt that failed and is followed by another.
             on_given_up: called for each sequence that failed, though another attempt might have succeeded.
             poisoned: requests that are refused at once, whichever router they would go to.
             connect_timeout_s: for a router to answer a new session.
-            silence_s: without a word, after which a router is lost.
+            silence_s: without a message, after which a router is lost.
             max_outbound: sequences that may wait to be sent; more are refused.
             look_up: returns the addresses of a name.
         """
@@ -218,7 +218,6 @@ class FailoverSession:
         self.targets: Targets[RouterSession] = Targets(
             addresses, open_session, attrgetter("connected"), look_up
         )
-        """The routers' sessions, connected or not."""
         self.run, self.close = self.targets.run, self.targets.close
         self._policy = policy
         self._models = models
@@ -233,7 +232,7 @@ class FailoverSession:
 
     @property
     def connected(self) -> int:
-        """Routers that a session is up with."""
+        """Routers with a session."""
         return sum(session.connected for session in self.targets.all)
 
     @property

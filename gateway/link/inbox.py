@@ -18,7 +18,7 @@ TAKE_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class FoundBeam:
-    """A hypothesis of a beam search: its tokens, their log probabilities if they were asked for, its end."""
+    """Hypothesis of a beam search: its tokens, their log probabilities if requested, its end."""
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None
@@ -28,7 +28,7 @@ class FoundBeam:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """The end of a sequence. `error` is set instead of a good end.
+    """End of a sequence. `error` is set instead of a good end.
 
     `stop_token`: the token that ended it; `beams`: of a beam search, best first; `vector`: little-endian
     float32 of a pooled text, else empty."""
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class SequenceFeed:
-    """One sequence's unread output. The session writes, the request reads; steps of a slow reader merge."""
+    """Unread output of one sequence. The session writes, the request reads; steps of a slow reader merge."""
 
     __slots__ = ("_end", "_ids", "_inbox", "_logprobs", "_prompt", "index")
 
@@ -97,10 +97,10 @@ class SequenceFeed:
 
 
 class Inbox:
-    """The feeds of one request."""
+    """Feeds of one request."""
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: most unread tokens of a sequence."""
+        """Make an inbox. `max_tokens`: most unread tokens of a sequence."""
         self.max_tokens = max_tokens
         self._ready: dict[int, SequenceFeed] = {}
         # There is one wake-up for each token, and an Event would double its cost.
@@ -175,7 +175,6 @@ def deliver(
 
 
 def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
-    """Convert an end for the request."""
     cached = end.usage.cached_tokens
     if end.reason == common_pb2.FINISH_REASON_STOP:
         stop_token = end.stop_token_id if end.HasField("stop_token_id") else None
@@ -209,7 +208,7 @@ def _logprobs(values: LogprobValues) -> list[TokenLogprob]:
 
 
 class Session(Protocol):
-    """Takes sequences and brings each to its end, whatever becomes of engines and routers; never waits."""
+    """Session that brings each sequence to its end, despite losses of engines and routers; it never waits."""
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
         """Raise ApiError if such a sequence would be refused now: asking first saves the rendering."""
@@ -224,4 +223,4 @@ class Session(Protocol):
         """
 
     def abort(self, handle: int) -> None:
-        """Abort a sequence, whose output is wanted no more. Idempotent."""
+        """Abort a sequence. Idempotent."""

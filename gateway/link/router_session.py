@@ -1,4 +1,4 @@
-"""The multiplexed stream to one router, which is opened again whenever it breaks."""
+"""Multiplexed stream to one router, which is opened again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LOOKS = 4
 
 
 class Silence:
-    """Measures how long the peer has sent nothing. Time in which this process itself stood still does not
-    count: what came meanwhile is not read yet."""
+    """Timer of a silent peer. Time in which this process itself stood still does not count: messages from
+    then are unread."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -116,7 +116,8 @@ class _Twice(Exception):
 
 
 class Receiver(Reader, Protocol):
-    """Receives one attempt of a sequence on a router's stream: any number of `extend`, then one of these."""
+    """Receiver of one attempt of a sequence on a router's stream: any number of `extend`, then one of
+    these."""
 
     def ended(self, end: common_pb2.SequenceEnd) -> None:
         """Take the end, good or not."""
@@ -132,7 +133,7 @@ class Receiver(Reader, Protocol):
 
 
 class Listener(Protocol):
-    """Receives the state of routers."""
+    """Receiver of the state of routers."""
 
     def greeted(self, session: RouterSession, router: str) -> bool:
         """Take the instance id of a router that has greeted. Return False if another session has it."""
@@ -180,9 +181,9 @@ class RouterSession:
         self.router = ""
         """The router's instance, while it is connected."""
         self.models: dict[str, router_pb2.ServedModel] = {}
-        """The models that it announced last, by name; empty while it is not connected."""
+        """Models that it announced last, by name; empty while it is not connected."""
         self.shed = Shed(lambda: asyncio.get_running_loop().time())
-        """The sequences that it would refuse."""
+        """Sequences that it would refuse."""
 
     @property
     def live(self) -> int:

@@ -25,14 +25,14 @@ from gateway.text.models import Model
 def compare(
     first: Sequence[str], second: Sequence[str], model: Model, fields: PooledFields, *, param: str
 ) -> Work:
-    """The work of comparing first[i] with second[i]: their vectors, or a model's judgement of each pair.
+    """Return the work of comparing first[i] with second[i]: vectors, or a model's judgement of each pair.
 
-    A text that comes more than once is computed once. Raises ApiError 400.
+    A text that occurs more than once is computed once. Raises ApiError 400.
 
     Args:
         first: texts.
         second: as many.
-        model: what computes them.
+        model: its name, tasks and traits.
         fields: of the request.
         param: the field of `second`, for errors.
     """
@@ -52,7 +52,7 @@ def compare(
 
 
 def scores_of(pooled: Pooled) -> list[float]:
-    """The scores of the pairs, from what came of `compare`'s work."""
+    """Return the scores of the pairs from the result of `compare`'s work."""
     vectors = [unpack(vector) for vector in pooled.vectors]
     if pooled.work.task == common_pb2.MODEL_TASK_SCORE:
         return [numbers[0] for numbers in vectors]
@@ -61,17 +61,16 @@ def scores_of(pooled: Pooled) -> list[float]:
 
 
 def numbers_of(vector: bytes, *, base64: bool) -> tuple[float, ...] | str:
-    """The numbers of a vector, or the base64 of their bytes."""
+    """Return the numbers of a vector, or the base64 of their bytes."""
     return b64encode(vector).decode() if base64 else unpack(vector)
 
 
 def unpack(vector: bytes) -> tuple[float, ...]:
-    """The numbers of a vector."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 def _cosine(vectors: Sequence[tuple[float, ...]], lengths: Sequence[float], one: int, other: int) -> float:
-    """0 for a vector of length 0, which has no direction."""
+    """Return the cosine of two vectors; 0 for a vector of length 0, which has no direction."""
     if not (product := lengths[one] * lengths[other]):
         return 0.0
     cosine: float = sum(map(mul, vectors[one], vectors[other])) / product
@@ -86,7 +85,7 @@ _Chat = TypeVar("_Chat", bound=ChatDocument)
 def read_documents(
     body: dict[str, Any], limits: RequestLimits, texts: type[_Texts], chat: type[_Chat]
 ) -> _Texts | _Chat:
-    """A body with `input` as `texts`, one with `messages` as `chat`. Raises ApiError 400."""
+    """Read a body with `input` as `texts`, one with `messages` as `chat`. Raises ApiError 400."""
     if body.get("messages") is None:
         return parse_request(texts, body, limits)
     if body.get("input") is not None:
@@ -100,13 +99,13 @@ def document_work(
     task: common_pb2.ModelTask.ValueType,
     dimensions: int | None = None,
 ) -> Work:
-    """The work of a request that `read_documents` read.
+    """Return the work of a request that `read_documents` read.
 
     Raises ApiError 400.
 
     Args:
         fields: the request.
-        model: what computes it.
+        model: its name, tasks and traits.
         task: the model's, or one of them.
         dimensions: of vectors, as of Work.
     """
@@ -266,5 +265,4 @@ class CohereRanking(msgspec.Struct):
 
 
 def usage_of(prompt_tokens: int) -> PooledUsage:
-    """The usage of texts of so many tokens."""
     return PooledUsage(prompt_tokens, prompt_tokens)

@@ -1,4 +1,4 @@
-"""Run the documents of a request for vectors or scores, a window of them at a time."""
+"""Runs of a request's documents for vectors or scores, a window of them at a time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _FULL = 429
 
 
 class DocumentRun:
-    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
+    """Running documents, an async context manager: leaving it aborts those that have not ended.
 
-    A document that finds the queues full waits until another one of this request has left them; the window
-    is smaller then, and grows again slowly.
-    """
+    A document that finds the queues full waits until another one of this request has left them; the window is
+    smaller then, and grows again slowly."""
 
     def __init__(
         self,
@@ -38,7 +37,8 @@ class DocumentRun:
         window: int,
         deadline: float,
     ) -> None:
-        """`window`: documents that are submitted and have not ended. `deadline`: by the loop's clock."""
+        """Prepare the run. `window`: documents that are submitted and have not ended. `deadline`: by the
+        loop's clock."""
         self._specs = specs
         self._session = session
         self._most = self._window = float(window)
@@ -58,11 +58,10 @@ class DocumentRun:
             self._session.abort(handle)
 
     def interrupt(self, error: Exception) -> None:
-        """Make `vectors` raise."""
         self._inbox.interrupt(error)
 
     async def vectors(self) -> list[bytes]:
-        """The documents' vectors, in order. Raises ApiError, or the error of `interrupt`."""
+        """Return the documents' vectors, in order. Raises ApiError, or the error of `interrupt`."""
         found = [b""] * len(self._specs)
         self._fill()
         try:
@@ -96,7 +95,7 @@ class DocumentRun:
                 self._wait_for_room(index, error)
 
     def _wait_for_room(self, index: int, error: ApiError) -> None:
-        """Puts a document back. Raises `error` unless queues are full and others of this request in them."""
+        """Put a document back. Raises `error` unless queues are full and others of this request in them."""
         if error.status != _FULL or not self._live:
             raise error
         self._pending.appendleft(index)
@@ -104,7 +103,7 @@ class DocumentRun:
 
 
 class PoolingService:
-    """Renders documents and submits them. In any case every one ends or is aborted."""
+    """Rendering and submitting of documents. In any case each one ends or is aborted."""
 
     def __init__(
         self, config: GatewayConfig, requests: Requests, *, session: Session, tokenizers: TokenizerPool
@@ -115,7 +114,7 @@ class PoolingService:
         self.requests = requests
 
     async def run(self, work: Work, model: Model, request: ActiveRequest, *, id_prefix: str) -> Pooled:
-        """Compute what an admitted request asks for. It is counted in the metrics.
+        """Compute the answer of an admitted request. It is counted in the metrics.
 
         Raises:
             ApiError: it is refused, or failed.

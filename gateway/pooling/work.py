@@ -1,4 +1,4 @@
-"""The work of a request for vectors or scores: its documents and pairs, rendered, and its result."""
+"""Work of a request for vectors or scores: its documents and pairs, rendered, and its result."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The vectors of a request's documents, little-endian float32, in order.
+    """Vectors of a request's documents, little-endian float32, in order.
 
-    A score has one number, classes have one for each.
-    """
+    A score has one number, classes have one for each."""
 
     request_id: str
     created: int
@@ -70,12 +69,11 @@ class Pooled:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all documents."""
         return sum(len(document.token_ids) for document in self.documents)
 
 
 def vector_width(wanted: int | None, model: Model) -> int | None:
-    """The width of vectors to ask an engine for; None: the model's own. Raises ApiError 400."""
+    """Return the width of vectors to ask an engine for; None: the model's own. Raises ApiError 400."""
     info = model.info
     if wanted is not None and common_pb2.MODEL_TASK_EMBED not in model.tasks:
         raise bad_request("Only vectors have 'dimensions'; scores and classes have none.", "dimensions")
@@ -100,7 +98,7 @@ _ADVICE = "Please shorten it, or set 'truncate_prompt_tokens' to have it cut."
 async def render(
     work: Work, model: Model, pool: TokenizerPool, request_id: str, tenant: str
 ) -> list[Document]:
-    """The documents, all of them checked. Raises ApiError."""
+    """Return the documents, all of them checked. Raises ApiError."""
     keep = _kept(work, model)
     if work.ids:
         found = [Document(ids) for ids in work.ids]
@@ -118,7 +116,7 @@ async def render(
 
 
 def cut(ids: Sequence[int], keep: int, model: Model) -> Sequence[int]:
-    """The first of the ids, and the control tokens at the end, `keep` in all; all if there are no more."""
+    """Keep the first of the ids, and the control tokens at the end, `keep` in all."""
     if len(ids) <= keep:
         return ids
     tail = 0
@@ -196,7 +194,7 @@ async def _call(pool: TokenizerPool, request: tokenizer_pb2.RenderRequest, work:
 
 
 def _kept(work: Work, model: Model) -> int | None:
-    """Tokens to keep of a document; None: it must fit."""
+    """Return the tokens to keep of a document; None: it must fit."""
     wanted = work.truncate
     if wanted is None:
         return None
@@ -225,7 +223,7 @@ def _check(document: Document, model: Model, param: str) -> None:
 
 
 def _chunks(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in order, in parts of moderate number and size; a large one is a part of its own."""
+    """Yield the items in order, in parts of moderate number and size; a large one is a part of its own."""
     chunk: list[T] = []
     chars = 0
     for item in items:

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: made from chats, stored, gone on from."""
+"""OpenAI's Responses API: responses made from chats, stored and continued."""

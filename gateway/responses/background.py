@@ -1,4 +1,4 @@
-"""Responses that are made in the background, and the streams of their events: stored, then sent."""
+"""Responses made in the background, and the streams of their events: stored, then sent."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MIB = 1 << 20
 
 
 class EventLog:
-    """The stream of one response that this gateway makes.
+    """Stream of one response that this gateway makes.
 
     Readers are sent stored events only, so that each event that was sent is found again after any fault."""
 
     def __init__(self, response_id: str, begun: Sequence[bytes], max_bytes: int) -> None:
-        """`begun`: its first events, which are stored already."""
+        """Make a log. `begun`: its first events, which are stored already."""
         self.response_id = response_id
         self.number = len(begun)
-        """The sequence number of the next event."""
+        """Sequence number of the next event."""
         self.dropped = False
         """Whether it became larger than `max_bytes`, so that no event of it stays stored."""
         self.forgotten = False
@@ -80,16 +80,15 @@ class EventLog:
         return self._recent.events if after + 1 == self._recent.first and not self.dropped else ()
 
     def notify(self) -> None:
-        """Wake the readers."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 class EventLogs:
-    """The logs of all responses that this gateway makes, which are stored together."""
+    """Logs of all responses that this gateway makes, which are stored together."""
 
     def __init__(self, store: ResponseStore, max_bytes: int) -> None:
-        """`max_bytes`: of one response's events."""
+        """Make it empty. `max_bytes`: of one response's events."""
         self.max_bytes = max_bytes
         self._store = store
         self._logs: dict[str, EventLog] = {}
@@ -104,7 +103,6 @@ class EventLogs:
         return log
 
     def get(self, response_id: str) -> EventLog | None:
-        """Return the log of a response that is made here."""
         return self._logs.get(response_id)
 
     async def finish(self, response_id: str, status: ResponseStatus, response: bytes) -> None:
@@ -150,10 +148,10 @@ class EventLogs:
 
 
 class EventStreams:
-    """Sends streams of stored events, of responses that are made here or at another gateway, or are final."""
+    """Streams of stored events, of responses that are made here or at another gateway, or are final."""
 
     def __init__(self, store: ResponseStore, logs: EventLogs, max_streams: int) -> None:
-        """`logs`: of the responses that are made here; `max_streams`: at a time."""
+        """Make it. `logs`: of the responses that are made here; `max_streams`: at a time."""
         self._store = store
         self._logs = logs
         self._max_streams = max_streams
@@ -248,7 +246,7 @@ _RETRIED = frozenset({429, 503})
 
 
 class BackgroundRuns(JobOwner):
-    """Runs stored responses of this gateway, and ends those of gateways that have died.
+    """Runs of stored responses of this gateway, and ends for those of gateways that have died.
 
     A response that is cancelled or deleted, here or at another gateway, is given up within a turn."""
 
@@ -266,7 +264,7 @@ class BackgroundRuns(JobOwner):
 
         Args:
             generation: runs the chats.
-            store: where the responses are.
+            store: of the responses.
             max_running: responses at work at a time.
             max_event_bytes: of the events of one of them.
             max_streams: streams of events at a time.
@@ -276,7 +274,6 @@ class BackgroundRuns(JobOwner):
         self._store = store
         self._logs = EventLogs(store, max_event_bytes)
         self.streams = EventStreams(store, self._logs, max_streams)
-        """Sends the events of the responses."""
         self._max_running = max_running
         self._runner = JobRunner(store.jobs, self, turn_s=_TURN_S, sweep_s=lease_s)
         self._starting = 0
@@ -299,7 +296,7 @@ class BackgroundRuns(JobOwner):
         self._runner.start(request.response.id, self._run(request, caller, log))
 
     async def close(self) -> None:
-        """End what still runs with an error."""
+        """End running responses with an error."""
         if self._runner.running:
             with suppress(ApiError):
                 await self._logs.flush()

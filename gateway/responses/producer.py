@@ -1,4 +1,4 @@
-"""Makes a response from the output of a running chat, with or without the events of a stream."""
+"""Producer of a response from the output of a running chat, with or without the events of a stream."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _log = get_logger(__name__)
 
 
 NewId = Callable[[str], str]
-"""Returns a fresh id with a prefix."""
+"""Maker of a fresh id with a prefix."""
 
 
 class OutputAssembler:
-    """Assembles the items of one answer.
+    """Assembler of the items of one answer.
 
     Adjacent texts of one kind are one item. One item is open at a time; the next one closes it. `output` is
     valid at any moment; `number` is the next sequence number."""
@@ -160,10 +160,10 @@ _CUT = "length"
 
 
 class Producer:
-    """Fills in one response from the output of a running chat."""
+    """Producer of one response from the output of a running chat."""
 
     def __init__(self, response: Response, running: Running, number: int = 0) -> None:
-        """`number`: the sequence number of the next event."""
+        """Make a producer. `number`: the sequence number of the next event."""
         self._response = response
         self._running = running
         self._assembler = OutputAssembler(new_id, number)

@@ -1,4 +1,4 @@
-"""A checked request for a response: the chat that it becomes, and the response object that answers it."""
+"""Checked request for a response: the chat that it becomes, and the response object that answers it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _input_item(item: schema.WholeItem, item_id: str) -> objects.Item:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The fields of a response's request that a message of the chat was made from."""
+    """Fields of a response's request that a message of the chat was made from."""
 
     item: str
     """Field of its (last) item."""
@@ -332,7 +332,7 @@ _UNCHANGED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A request that is answered: `response` is filled in; `items` is its own input."""
+    """Request that is answered: `response` is filled in; `items` is its own input."""
 
     chat: ResponseChat
     origins: Origins

@@ -39,12 +39,12 @@ _PREVIOUS = "previous_response_id"
 
 
 class Library:
-    """Reads and writes stored responses. All methods raise ApiError: 404 for a response that is not stored or
-    another owner's, 503 if the store does not answer."""
+    """Store of responses as the API reads and writes it. All methods raise ApiError: 404 for a response that
+    is not stored or another owner's, 503 if the store does not answer."""
 
     def __init__(self, store: ResponseStore | None, max_conversation_bytes: int) -> None:
-        """`store` None: nothing is stored. `max_conversation_bytes`: as large as a request's body may be, in
-        which clients would send the conversation otherwise."""
+        """Make it. `store` None: nothing is stored. `max_conversation_bytes`: as large as a request's body
+        may be, in which clients would send the conversation otherwise."""
         self._store = store
         self._max_bytes = max_conversation_bytes
 
@@ -65,7 +65,6 @@ class Library:
             _log.warning("response not stored", response=response.id)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """Return a stored response."""
         record = None if self._store is None else await self._store.get(owner, response_id)
         if record is None:
             raise not_found()
@@ -74,7 +73,6 @@ class Library:
         return replace(record, response=await asyncio.to_thread(current_form, record.response))
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Delete a response."""
         if self._store is None or not await self._store.delete(owner, response_id):
             raise not_found()
 
@@ -177,7 +175,7 @@ def stored_items(record: StoredResponse) -> list[objects.Item]:
 
 
 class ResponsesService:
-    """Answers requests of the Responses API."""
+    """Service of the Responses API."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""The HTTP routes, a file for each group of them."""
+"""HTTP routes, a file for each group of them."""

@@ -21,7 +21,6 @@ _BATCH_LIST = (_AFTER_BATCH, _BATCH_LIMIT)
 
 
 def batch_routes(service: BatchService) -> Routes:
-    """The routes."""
     router = Routes(ids={"batch_id": BATCH_ID})
     batches = service.batches
 
@@ -59,7 +58,6 @@ _FILE_LIST = (_AFTER_FILE, _FILE_LIMIT, _ORDER, _PURPOSE)
 
 
 def file_routes(service: BatchService) -> Routes:
-    """The routes."""
     router = Routes(ids={"file_id": FILE_ID})
     files = service.files
 

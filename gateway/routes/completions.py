@@ -46,7 +46,6 @@ async def answer_chat(service: GenerationService, request: ActiveRequest, fields
 
 
 def chat_completion_routes(service: GenerationService) -> Routes:
-    """Return the route."""
     router, requests = Routes(), service.requests
 
     @router.post(
@@ -108,7 +107,6 @@ async def answer_completion(
 
 
 def completion_routes(service: GenerationService) -> Routes:
-    """Return the route."""
     router, requests = Routes(), service.requests
 
     @router.post(

@@ -88,7 +88,6 @@ def _embeddings(fields: EmbeddingFields, pooled: Pooled) -> EmbeddingList:
 
 
 def embedding_routes(service: PoolingService) -> Routes:
-    """Return the route."""
     router, requests = Routes(), service.requests
 
     @router.post(
@@ -139,7 +138,6 @@ def _pooled(fields: PoolingFields, pooled: Pooled) -> PooledList:
 
 
 def pooling_routes(service: PoolingService) -> Routes:
-    """Return the routes."""
     router, requests = Routes(), service.requests
 
     @router.post(
@@ -187,7 +185,6 @@ def _classified(index: int, numbers: tuple[float, ...], labels: Sequence[str]) -
 
 
 def classify_routes(service: PoolingService) -> Routes:
-    """Return the routes."""
     router, requests = Routes(), service.requests
 
     @router.post(
@@ -246,7 +243,6 @@ def _shortened(documents: Sequence[str], model: Model, tokens: int) -> list[str]
 
 
 def rerank_routes(service: PoolingService) -> Routes:
-    """Return the routes."""
     router, requests = Routes(), service.requests
     summary = "Sort documents by how well they answer a query"
 
@@ -287,7 +283,6 @@ def _scores(pooled: Pooled) -> ScoreList:
 
 
 def score_routes(service: PoolingService) -> Routes:
-    """Return the routes."""
     router, requests = Routes(), service.requests
 
     @router.post(

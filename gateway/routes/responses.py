@@ -37,7 +37,6 @@ _LIST = (_AFTER, _LIMIT, _ORDER, _INCLUDE)
 
 
 def response_routes(service: ResponsesService, library: Library) -> Routes:
-    """The routes."""
     router = Routes(ids={"response_id": ID_PREFIX})
     _making(router, service)
     _stored(router, service, library)
@@ -45,7 +44,7 @@ def response_routes(service: ResponsesService, library: Library) -> Routes:
 
 
 def _making(router: Routes, service: ResponsesService) -> None:
-    """The routes that take a request for a response."""
+    """Declare the routes that take a request for a response."""
     further = (ChatRequest, CHAT_PARAMETERS)
 
     @router.post(
@@ -75,7 +74,7 @@ def _making(router: Routes, service: ResponsesService) -> None:
 
 
 def _stored(router: Routes, service: ResponsesService, library: Library) -> None:
-    """The routes of a stored response."""
+    """Declare the routes of a stored response."""
 
     @router.get(
         "/v1/responses/{response_id}",

@@ -66,7 +66,7 @@ Answer = Callable[[ActiveRequest, Any], Awaitable[None]]
 
 
 class Invocations:
-    """Requests of any kind: which one, their fields and the model's task tell."""
+    """Requests of any kind, which their fields and the model's task determine."""
 
     def __init__(self, generating: GenerationService, pooling: PoolingService) -> None:
         self._requests = generating.requests
@@ -88,7 +88,7 @@ class Invocations:
             await answer(request, fields)
 
     def _kind(self, body: dict[str, Any]) -> tuple[Read, Answer]:
-        """Return how to read and to answer this body.
+        """Return the reader and the answerer of this body.
 
         Raises ApiError: 400 if it fits several kinds or none, 404 for a model that is not there."""
         form = _form(body)
@@ -117,7 +117,7 @@ class Invocations:
 
 
 def _form(body: dict[str, Any]) -> str:
-    """The kind of a request. Raises ApiError 400."""
+    """Return the kind of a request. Raises ApiError 400."""
     fields = {
         form: next((name for name in names if body.get(name) is not None), None)
         for form, names in _FORMS.items()
@@ -138,7 +138,7 @@ def sagemaker_routes(
     *,
     can_serve: Callable[[], bool],
 ) -> Routes:
-    """The routes. `can_serve` as for /health."""
+    """Return the routes. `can_serve` as for /health."""
     router = Routes()
     requests = Invocations(generating, pooling)
 

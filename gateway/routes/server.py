@@ -27,11 +27,12 @@ _NOT_NOW = {503: Status}
 
 
 def health_routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> Routes:
-    """The routes.
+    """Return the routes.
 
     Args:
         can_serve: whether there is a session to the router, an engine that serves a model, and a tokenizer.
-        draining: whether the gateway is about to stop; /ready then says so, and load balancers turn away.
+        draining: whether the gateway is about to stop; /ready then reports that, and load balancers send no
+            more.
     """
     router = Routes()
 
@@ -92,7 +93,7 @@ td{{padding:.15rem 1rem .15rem 0;vertical-align:top}}</style>
 
 
 def home_routes(models: ModelRegistry, *, can_serve: Callable[[], bool], keyed: bool) -> Routes:
-    """The route; open without a key.
+    """Return the route, which is open without a key.
 
     Args:
         models: those that are served; not shown where clients need a key.
@@ -125,13 +126,13 @@ def home_routes(models: ModelRegistry, *, can_serve: Callable[[], bool], keyed: 
 
 
 def _address(request: Request) -> str:
-    """The server's address as the client wrote it, without a path; a proxy may have taken TLS off."""
+    """Return the server's address as the client wrote it, without a path; a proxy may have terminated TLS."""
     scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
     return f"{scheme}://{request.url.netloc}"
 
 
 def _command(address: str, models: ModelRegistry, *, keyed: bool) -> str:
-    """A request that the server answers, as a command for a shell; with keys, one that shows no model."""
+    """Return a request that the server answers, as a shell command; with keys, one that shows no model."""
     if keyed:
         # A key is not shown: the command reads it from a variable that its user sets.
         return f'API_KEY=...; curl {shlex.quote(address + "/v1/models")} -H "Authorization: Bearer $API_KEY"'
@@ -149,7 +150,6 @@ def _models_text(models: ModelRegistry) -> str:
 
 
 def metrics_routes(metrics: GatewayMetrics) -> Routes:
-    """The route."""
     router = Routes()
 
     @router.get(
@@ -191,7 +191,7 @@ class ModelList(msgspec.Struct):
 
 
 def describe(name: str, model: router_pb2.ServedModel) -> ModelCard:
-    """A model as the API shows it under one of its names; its `root` is the model's own."""
+    """Return a model as the API shows it under one of its names; its `root` is the model's own."""
     info = model.info
     return ModelCard(
         name, "model", model.created, OWNER, info.name, None, info.max_model_len, task_names(info)
@@ -199,7 +199,7 @@ def describe(name: str, model: router_pb2.ServedModel) -> ModelCard:
 
 
 def model_routes(models: ModelRegistry) -> Routes:
-    """The routes. Ids may contain slashes."""
+    """Return the routes. Ids may contain slashes."""
     router = Routes()
 
     @router.get("/v1/models", "List the served models", ModelList, aliases=("HEAD",))
@@ -225,7 +225,7 @@ def model_routes(models: ModelRegistry) -> Routes:
 
 
 def openapi_routes(routers: Sequence[Routes]) -> Routes:
-    """The route; it needs a key like any other. `routers`: all others."""
+    """Return the route; it needs a key like any other. `routers`: all others."""
     router = Routes()
 
     @cache

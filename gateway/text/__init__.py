@@ -1,1 +1,1 @@
-"""The models' tokenizers as the gateway uses them: files to decode with, and the services that render."""
+"""Tokenizers of the models as the gateway uses them: files to decode with, and the services that render."""

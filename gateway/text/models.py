@@ -1,4 +1,4 @@
-"""The models that are served, and their vocabularies, without which the gateway cannot decode."""
+"""Registry of served models, and their vocabularies, without which the gateway cannot decode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def task_names(info: common_pb2.ModelInfo) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that can be used now."""
+    """Model that can be used now."""
 
     name: str
     max_model_len: int
@@ -57,21 +57,19 @@ class Model:
     info: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)
     """Its entry in the router's list."""
     alias: str = ""
-    """The name by which it was asked for, if that is not its own."""
+    """Name by which it was requested, if that is not its own."""
 
     @property
     def asked(self) -> str:
-        """The name by which it was asked for, which answers repeat."""
+        """Name by which it was requested, which answers repeat."""
         return self.alias or self.name
 
     @property
     def tasks(self) -> frozenset[int]:
-        """Tasks that it is served for."""
         return tasks_of(self.info)
 
     @property
     def traits(self) -> TokenizerTraits:
-        """Properties of its tokenizer."""
         return self.vocabulary.traits
 
 
@@ -80,10 +78,9 @@ def merged(
 ) -> list[router_pb2.ServedModel]:
     """Return one entry for each model of any router.
 
-    Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
-    of the router that has most of the engines. The context is the shortest of all. A model of `awaited` that
-    no router has is listed without engines.
-    """
+    Every engine attaches to every router, so numbers of engines and loads are not added up: they are those of
+    the router with most of the engines. The context is the shortest of all. A model of `awaited` that no
+    router has is listed without engines."""
     found: dict[str, list[router_pb2.ServedModel]] = {}
     for models in routers:
         for name, model in models.items():
@@ -111,9 +108,9 @@ def _without_engines(model: router_pb2.ServedModel) -> router_pb2.ServedModel:
 
 
 class ModelRegistry:
-    """The models that the routers listed last, with the vocabulary of each.
+    """Models that the routers listed last, with the vocabulary of each.
 
-    A model that is served no longer is awaited for `wait_s`, since its engines or its router may come back:
+    A model that is no longer served is awaited for `wait_s`, since its engines or its router may come back:
     requests for it are accepted, and wait."""
 
     def __init__(
@@ -139,12 +136,12 @@ class ModelRegistry:
 
     @property
     def served(self) -> list[router_pb2.ServedModel]:
-        """All models of the list, by name."""
+        """Listed models by name."""
         return [self._served[name] for name in sorted(self._served)]
 
     @property
     def names(self) -> list[tuple[str, router_pb2.ServedModel]]:
-        """Each name that requests may use, with its model: a model's own name, then its aliases.
+        """Names that requests may use, each with its model: a model's own name, then its aliases.
 
         A model whose tokenizer is not loaded yet is left out: clients use the first model of the list, and
         their requests would be refused."""
@@ -182,7 +179,6 @@ class ModelRegistry:
             self._online = False
 
     def update(self, models: Sequence[router_pb2.ServedModel]) -> None:
-        """Replace the list."""
         self._online = True
         self._served = {model.info.name: model for model in models}
         self._changed.set()

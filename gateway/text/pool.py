@@ -1,4 +1,4 @@
-"""The tokenizer services as one: prompts, token ids, constraints and tokenizer files from any of them."""
+"""Tokenizer services as one: prompts, token ids, constraints and tokenizer files from any of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 
 class TokenizerPool:
-    """Calls to the tokenizer services. None has effects, so that each may be made again.
+    """Calls to the tokenizer services. None has effects, so that each may be repeated.
 
-    A call at a service that does not answer its health checks is given up, and made at another one as soon as
-    one answers; with none, it waits for one for `wait_s` seconds. Methods raise ApiError."""
+    A call at a service that does not answer its health checks is abandoned, and repeated at another one as
+    soon as one answers; with none, it waits for one for `wait_s` seconds. Methods raise ApiError."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class TokenizerPool:
         max_message_mib: int,
         look_up: LookUp = resolve,
     ) -> None:
-        """Nothing is dialled before `run`. Raise ValueError for what is not an address.
+        """Prepare the pool; nothing is dialled before `run`. Raise ValueError for an invalid address.
 
         Args:
             addresses: of services; a name may stand for several, and have `dns:///` in front of it.
             dial: makes a channel to (address, name).
             render_timeout_s: for an answer of a service.
             wait_s: how long a request waits while no service answers.
-            silence_s: how long a service may leave questions unanswered before it counts as away.
+            silence_s: how long a service may leave checks unanswered before it counts as away.
             max_message_mib: of the channels that `dial` makes.
             look_up: returns the addresses of a name.
         """
@@ -73,7 +73,7 @@ class TokenizerPool:
         self._change = asyncio.Event()
         names = [address.removeprefix(_DNS) for address in addresses]
         self.targets: Targets[TokenizerTarget] = Targets(names, target, attrgetter("answering"), look_up)
-        """The services, the one that was asked last behind the others."""
+        """Services, the most recently asked one last."""
         self.run, self.close = self.targets.run, self.targets.close
 
     @property
@@ -202,7 +202,7 @@ class TokenizerPool:
             raise _away(self._wait_s) from None
 
     def _changed(self) -> None:
-        """Wake waiting calls and give up those at silent services: one began to answer, or ceased to."""
+        """Wake waiting calls and give up those at silent services, after one began or ceased to answer."""
         self._change.set()
         self._change = asyncio.Event()
         targets = self.targets.all

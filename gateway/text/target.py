@@ -1,4 +1,4 @@
-"""One tokenizer service: its health, and the stream of its renders."""
+"""Client of one tokenizer service: its health, and the stream of its renders."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids of prompts, and the last characters of each, which tell a parser what a chat's answer begins
-    in: `text_tails`, empty for prompts that are no chat."""
+    """Token ids of prompts. `text_tails`: the last characters of each, which show a parser how a chat's
+    answer begins; empty for prompts that are not chats."""
 
     prompts: list[list[int]]
     text_tails: list[str]
@@ -48,10 +48,11 @@ _LOST = common_pb2.Error(
 
 
 class RenderStream:
-    """A stream until it breaks. Open it outside of any request: it would keep the request's context."""
+    """Stream until it breaks. Open it outside of any request: it would keep the request's context."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, max_answer_bytes: int) -> None:
-        """`max_answer_bytes`: size of the largest message that the stub's channel accepts."""
+        """Open the stream. `max_answer_bytes`: size of the largest message that the stub's channel
+        accepts."""
         self._max_answer_bytes = max_answer_bytes
         self._call = stub.RenderStream()
         self._numbers = count(1)
@@ -167,7 +168,7 @@ LARGEST_STREAMED = 64 << 10
 
 
 class TokenizerTarget:
-    """Checks the service's health every two seconds; with a short `silence_s` more often.
+    """Service with health checks every two seconds, or more often for a short `silence_s`.
 
     Checks without a good answer are counted, not seconds: a gateway that stood still itself has checked
     nothing meanwhile."""
@@ -181,7 +182,8 @@ class TokenizerTarget:
         max_message_mib: int,
         on_change: Callable[[], None],
     ) -> None:
-        """`max_message_mib`: of the channel. `on_change`: called when it begins or ceases to answer."""
+        """Prepare the checks. `max_message_mib`: of the channel. `on_change`: called when the service begins
+        or ceases to answer."""
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self._on_change = on_change
         # Calls under way, by the timeout that fires when the call is given up, with the model of each.
