@@ -22,7 +22,7 @@ from gateway.text.pool import TokenizerPool
 
 
 class Tokens(msgspec.Struct):
-    """Tokens of a text or a chat, with their spellings if requested."""
+    """A text's or a chat's tokens; their spellings if they were asked for."""
 
     count: int
     max_model_len: int
@@ -37,7 +37,7 @@ class TokensText(msgspec.Struct):
 
 
 class RenderedRequest(msgspec.Struct):
-    """Prompt's tokens as an engine would get them, and the most tokens that may follow."""
+    """What an engine would be asked: a prompt's tokens, and how many may follow."""
 
     request_id: str
     model: str

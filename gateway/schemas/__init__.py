@@ -1,1 +1,1 @@
-"""The requests of the API: strict models of what is supported, and a list of what is known and is not."""
+"""Requests of the API: strict models of supported fields, and a list of known fields without support."""

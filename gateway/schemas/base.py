@@ -1,4 +1,4 @@
-"""What all request bodies share: limits, checked fields, and parsing with the API's errors."""
+"""Base of all request bodies: limits, checked fields, and parsing with the API's errors."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_FIELDS = 256
 MODEL: Any = Field("", description="Name of a served model. Default: the only one.")
-"""The model of a request. Before a request is read, the one that it leaves out is filled in."""
+"""Model of a request. Before a request is read, a missing one is filled in."""
 DEPRECATED: JsonDict = {"deprecated": True}
 """For the schema of a field that has a newer name. pydantic's own mark warns at each read of the field."""
 
 
 class FieldError(ValueError):
-    """A problem with a field's value, in our own words; `{param}` in the text is the field's name.
+    """Problem with a field's value, in our own words; `{param}` in the text is the field's name.
 
-    `at`: the field inside of the one that was looked at.
-    """
+    `at`: the field inside of the one that was checked."""
 
     def __init__(self, text: str, code: str = "invalid_value", at: str = "") -> None:
         super().__init__(text)
@@ -59,17 +58,17 @@ class FieldError(ValueError):
         self.at = at
 
     def api_error(self, param: str) -> ApiError:
-        """The 400 for it."""
+        """Return the 400 for it."""
         param = f"{param}.{self.at}" if self.at else param
         return bad_request(self.text.replace("{param}", param), param, self.code)
 
 
 class RequestModel(BaseModel):
-    """Strict: no conversion between types, no unknown fields."""
+    """Strict model: no conversion between types, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Parameters that `parse_request` refuses by name, each with the values that ask for nothing."""
+    """Parameters that `parse_request` refuses by name, each with its neutral values."""
 
     ignored: ClassVar[Tree] = {}
     """Fields that `parse_request` takes, and that have no effect."""
@@ -81,17 +80,17 @@ class RequestModel(BaseModel):
 
     @classmethod
     def known_names(cls) -> set[str]:
-        """The names of the fields that a request may have."""
+        """Return the names of the fields that a request may have."""
         return {field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
     def field_named(cls, name: str) -> FieldInfo | None:
-        """The field that a request has under this name."""
+        """Return the field that a request has under this name."""
         fields = cls.model_fields.items()
         return next((field for own, field in fields if (field.alias or own) == name), None)
 
     def check(self, limits: RequestLimits) -> None:
-        """Checks across fields and against the operator's limits. Raises ApiError."""
+        """Check across fields and against the operator's limits. Raises ApiError."""
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -108,14 +107,14 @@ def at_most(count: int) -> BeforeValidator:
 
 
 def limits_of(info: ValidationInfo) -> RequestLimits:
-    """The limits that a request is validated under. Raises TypeError outside of `parse_request`."""
+    """Return the limits that a request is validated under. Raises TypeError outside of `parse_request`."""
     if not isinstance(info.context, RequestLimits):
         raise TypeError("requests are validated by parse_request only")
     return info.context
 
 
 def within(limit: str) -> BeforeValidator:
-    """The same with the operator's limit of that name."""
+    """Refuse an array of more items than the operator's limit of that name."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         count = getattr(limits_of(info), limit)
@@ -127,8 +126,8 @@ def within(limit: str) -> BeforeValidator:
 
 
 def only_known(value: Mapping[str, Any], known: Collection[str], *path: int | str) -> bool:
-    """Whether an object that no model reads has these fields alone. Where unknown fields are to be ignored,
-    others are noted, below `path`, and do not count."""
+    """Return whether an object that no model reads has these fields alone. Where unknown fields are to be
+    ignored, others are noted, below `path`, and do not count."""
     unknown = [name for name in value if name not in known]
     ignored = current_ignored()
     if not ignored.lenient:
@@ -139,7 +138,7 @@ def only_known(value: Mapping[str, Any], known: Collection[str], *path: int | st
 
 
 def plain_object(value: Any) -> dict[str, Any]:
-    """`value` if it is an object of moderate size. Raises FieldError."""
+    """Return `value` if it is an object of moderate size. Raises FieldError."""
     if not isinstance(value, dict):
         raise FieldError("Invalid type for '{param}': expected an object.", "invalid_type")
     if len(value) > MAX_FIELDS:
@@ -184,7 +183,6 @@ class RequestLimits:
 
     @property
     def most_items(self) -> int:
-        """Items of a valid request's arrays of messages, their parts and calls, and tools, together."""
         return self.max_messages + self.max_content_parts + self.max_tool_calls + 2 * self.max_tools
 
 
@@ -214,10 +212,10 @@ _KINDS = "a string, an array of strings, an array of token ids, or an array of s
 
 
 def read_prompts(value: Any, most: int, what: str) -> list[str] | list[list[int]]:
-    """Every form as a list of at most `most` texts or id lists, called `what`; quick for millions of ids.
+    """Read every form as a list of at most `most` texts or id lists, called `what`; quick for millions of
+    ids.
 
-    Raises FieldError.
-    """
+    Raises FieldError."""
     given = value
     if isinstance(value, str):
         value = [value]
@@ -287,7 +285,8 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
 
 
 def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T:
-    """The request. Unknown fields are refused or, with the option unknown_fields=ignore, noted as ignored."""
+    """Return the request. Unknown fields are refused or, with the option unknown_fields=ignore, noted as
+    ignored."""
     ignored = current_ignored()
     if not ignored.lenient:
         return model.model_validate(body, context=limits)
@@ -302,7 +301,7 @@ def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T
 
 
 def _unknown(request: RequestModel) -> Iterator[Location]:
-    """The paths of what a request has beyond the fields of its models, in their order."""
+    """Yield the paths of a request's fields that its models lack, in their order."""
     left: list[tuple[Any, Location]] = [(request, ())]
     while left:
         value, path = left.pop()
@@ -350,8 +349,8 @@ def _first(error: ValidationError, model: type[RequestModel]) -> ApiError:
 
 
 def _misspelt(problems: Sequence[ErrorDetails], model: type[RequestModel]) -> ErrorDetails | None:
-    """The unknown field that was probably meant for the missing one which is the first problem, as `message`
-    is for `messages`; None if there is no such field."""
+    """Return the unknown field that was probably meant for the missing one which is the first problem, as
+    `message` is for `messages`; None if there is none."""
     missing = problems[0]["loc"]
     if problems[0]["type"] != "missing":
         return None
@@ -361,8 +360,8 @@ def _misspelt(problems: Sequence[ErrorDetails], model: type[RequestModel]) -> Er
 
 
 def _meant(model: type[RequestModel], location: Location) -> str | None:
-    """The known field that an unknown one at `location` was probably meant to be: one that is called so by
-    another route or server, or the nearest by its letters."""
+    """Return the known field that an unknown one at `location` was probably meant to be: one that another
+    route or server calls so, or the nearest by its letters."""
     *way, name = location
     if not isinstance(name, str):
         return None
@@ -374,7 +373,7 @@ def _meant(model: type[RequestModel], location: Location) -> str | None:
 
 
 def _models_at(model: type[RequestModel], way: Sequence[int | str]) -> list[type[RequestModel]]:
-    """The models of what is at the end of `way` in a request: several for a union without tags."""
+    """Return the models at the end of `way` in a request: several for a union without tags."""
     found = [model]
     tag = ""
     for place, part in enumerate(way):
@@ -386,7 +385,7 @@ def _models_at(model: type[RequestModel], way: Sequence[int | str]) -> list[type
 
 
 def _models_in(annotation: Any, tag: str) -> Iterator[type[RequestModel]]:
-    """The models that a field's type is made of; of a tagged union, those with `tag`."""
+    """Yield the models that a field's type is made of; of a tagged union, those with `tag`."""
     if isinstance(annotation, type) and issubclass(annotation, RequestModel):
         yield annotation
         return
@@ -397,11 +396,11 @@ def _models_in(annotation: Any, tag: str) -> Iterator[type[RequestModel]]:
 
 
 def _is_tag(location: Sequence[int | str], place: int) -> bool:
-    """Whether a part of an error's location names a variant of a union, and no field."""
+    """Return whether a part of an error's location names a variant of a union, and no field."""
     return location[place] in UNION_TAGS and place > 0 and isinstance(location[place - 1], int)
 
 
 def _param(location: Location) -> str:
-    """The path of the field that an error is about."""
+    """Return the path of the field that an error is about."""
     fields = [str(part) for place, part in enumerate(location) if not _is_tag(location, place)]
     return field_path(fields, _MAX_DEPTH)

@@ -111,7 +111,7 @@ def _read_message(value: Any) -> Any:
         elif name in _LABELS and (item is None or isinstance(item, list)):
             continue
         elif name == "content" and item == [] and message.get("role") in _MAY_SAY_NOTHING:
-            # A tool that gave nothing is told as nothing; beside calls no text is needed.
+            # A missing result is shown as an empty one; a message with calls needs no text.
             if message["role"] == "tool":
                 kept[name] = ""
         elif not any(item == absent and type(item) is type(absent) for absent in _ABSENT.get(name, ())):
@@ -153,7 +153,6 @@ class ContentPart(RequestModel):
 
     @property
     def shown(self) -> str:
-        """The text."""
         return self.text or self.refusal or ""
 
 
@@ -228,13 +227,13 @@ class ChatMessage(RequestModel):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What the message says, in pieces: its parts' texts, and a refusal after them."""
+        """The message's texts, in pieces: its parts' texts, and a refusal after them."""
         parts = tuple(part.shown for part in self.content or ())
         return parts if self.refusal is None else (*parts, self.refusal)
 
     @property
     def thoughts(self) -> str | None:
-        """The reasoning, under whichever name it came."""
+        """Reasoning, under whichever name it came."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
@@ -260,7 +259,7 @@ class ChatInputFields(ToolListFields):
     """Fields of every request that a chat template renders."""
 
     effort_param: ClassVar[str] = _EFFORT
-    """What a client calls the effort."""
+    """Name of the effort field."""
 
     messages: Annotated[list[Message], FailFast(), BeforeValidator(few_parts), within("max_messages")] = (
         Field(min_length=1, description="The chat so far.")
@@ -291,7 +290,7 @@ class ChatInputFields(ToolListFields):
     )
 
     def check_chat_input(self) -> None:
-        """Checks across these fields. Raises ApiError."""
+        """Check across these fields. Raises ApiError."""
         if self.continue_final_message and self.add_generation_prompt:
             raise bad_request(
                 "'continue_final_message' is not allowed when 'add_generation_prompt' is true.",
@@ -302,7 +301,8 @@ class ChatInputFields(ToolListFields):
             raise bad_request(f"'{param}' says something else than '{_EFFORT}'.", param)
 
     def _thinking(self) -> tuple[bool | None, str]:
-        """Whether to think, if the request says so in other words than an effort, and the field that says it.
+        """Return whether to think, if the request says so by another field than an effort, and that field's
+        name.
 
         Raises ApiError for two that contradict each other."""
         if self.thinking is None:
@@ -313,11 +313,10 @@ class ChatInputFields(ToolListFields):
         return thinks, "thinking"
 
     def template_variables(self, known: frozenset[str]) -> dict[str, Any]:
-        """Variables for the template, without those that change nothing. Raises ApiError for one that is not
-        among `known`, the model's.
+        """Return variables for the template, without those that change nothing. Raises ApiError for one that
+        is not among `known`, the model's.
 
-        What a template of the request reads only the tokenizer service can say.
-        """
+        Only the tokenizer service knows the variables of a template that the request brings."""
         given = dict(self.chat_template_kwargs or {})
         if self.chat_template is None:
             for name in sorted(given.keys() - known):
@@ -339,7 +338,8 @@ class ChatInputFields(ToolListFields):
         return given
 
     def _effort(self, known: frozenset[str]) -> dict[str, Any]:
-        """A template that knows no efforts may still know whether to think at all."""
+        """Return the effort's variables. A template that knows no efforts may still know whether to think at
+        all."""
         effort = self.reasoning_effort
         if effort is None:
             return {}
@@ -352,7 +352,7 @@ class ChatInputFields(ToolListFields):
         return {}
 
     def _switched(self, known: frozenset[str]) -> dict[str, Any]:
-        """The variables that `thinking` or `think` asks for."""
+        """Return the variables that `thinking` or `think` asks for."""
         thinks, param = self._thinking()
         if thinks is None:
             return {}
@@ -370,7 +370,7 @@ class ChatInputFields(ToolListFields):
 
 
 def _switch(known: frozenset[str]) -> str | None:
-    """The variable by which a template is told whether to think."""
+    """Return the variable by which a template is told whether to think."""
     return next((name for name in _SWITCHES if name in known), None)
 
 

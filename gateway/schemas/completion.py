@@ -37,7 +37,7 @@ def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]
 
 
 def _none_for_false(value: Any) -> Any:
-    """Chats switch log probabilities off with false."""
+    """Replace false, with which chats switch log probabilities off."""
     return None if value is False else value
 
 
@@ -108,7 +108,7 @@ class TokenizeRequest(RequestModel):
 
 
 def _read_ids(value: Any, info: ValidationInfo) -> list[int]:
-    """Quick for hundreds of thousands."""
+    """Read ids; quick for hundreds of thousands."""
     if not isinstance(value, list) or set(map(type, value)) - {int}:
         raise FieldError("Invalid type for '{param}': expected an array of integers.", "invalid_type")
     most = limits_of(info).max_detokenize_ids

@@ -1,4 +1,4 @@
-"""The parameters of all generating routes: sampling, and what an answer holds and how it is sent."""
+"""Parameters of all generating routes: sampling, and the content and form of an answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BIAS_SCHEMA = WithJsonSchema(
 
 
 def _read_bias(value: Any, info: ValidationInfo) -> dict[int, float] | None:
-    """Biases by token id. JSON has only texts for keys."""
+    """Read biases by token id. JSON has only texts for keys."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -118,7 +118,6 @@ class SamplingFields(RequestModel):
 
     @property
     def choices(self) -> int:
-        """Choices per prompt."""
         return self.n or 1
 
     @property
@@ -150,7 +149,7 @@ class SamplingFields(RequestModel):
         super().check(limits)
 
     def _check_search(self) -> None:
-        """A search draws nothing: what would change a draw asks for something that it cannot give."""
+        """Refuse fields without an effect on a search, which draws nothing."""
         for name, one in SAMPLING.items():
             if one.draws and getattr(self, name) not in (None, *one.neutral):
                 raise bad_request(f"'{name}' cannot be combined with 'use_beam_search'.", name)
@@ -170,7 +169,7 @@ class ObfuscationOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; events are not padded.")
 
     def check_asked(self, *, stream: bool) -> None:
-        """Raises ApiError if something is asked of a stream that there is not to be."""
+        """Raise ApiError if an option is set and there is no stream."""
         if not stream and any(value for _, value in self):
             raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
         if self.include_obfuscation:
@@ -250,7 +249,7 @@ class OutputFields(RequestModel):
 
 
 def _as_list(value: Any) -> Any:
-    """A stop of no characters asks for nothing: it is what a form field that was left empty sends."""
+    """Drop a stop without characters, which a form sends for an empty field."""
     if isinstance(value, list):
         return [item for item in value if item != ""]
     return [value] if value and isinstance(value, str) else None if value == "" else value
@@ -301,34 +300,31 @@ class GenerationFields(SamplingFields, OutputFields, StructuredFields):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
         return tuple(self.stop or ())
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens to generate, if the request says so; 0: none, the prompt alone is asked for."""
+        """Most tokens to generate, if the request limits them; 0: only the prompt is requested."""
         return self.max_tokens
 
     @property
     @abstractmethod
     def top_count(self) -> int | None:
-        """Alternatives to report for each token; None if log probabilities were not asked for."""
+        """Alternatives to report for each token; None: no log probabilities."""
 
     @property
     def echoes(self) -> bool:
-        """Whether the prompt is repeated in front of its choices."""
         return False
 
     @property
     def prompt_top_count(self) -> int | None:
-        """Alternatives to ask for at each prompt token; None: no log probabilities of the prompt."""
+        """Alternatives to request at each prompt token; None: no log probabilities of the prompt."""
         echoed = self.top_count if self.echoes else None
         asked = [count for count in (self.prompt_logprobs, echoed) if count is not None]
         return max(asked, default=None)
 
     @property
     def searches(self) -> bool:
-        """Whether beams are searched for."""
         return bool(self.use_beam_search) and self.token_limit != 0
 
     @property

@@ -1,4 +1,4 @@
-"""Fields of a request without effect: which there are, and the header that names them."""
+"""Request fields without effect: their list, and the header that names them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def field_path(parts: Sequence[int | str], most: int = 8) -> str:
-    """`messages.0.content`: a field by the names and places that lead to it, at most `most` of them.
+    """Return `messages.0.content`: a field by the names and places that lead to it, at most `most` of them.
 
-    There is nothing in it that could not be a name."""
+    Characters that cannot be part of a name are replaced."""
     shown = [part if _NAME.fullmatch(part) else "?" for part in map(str, parts[:most])]
     return ".".join(shown)[:_MAX_NAME_LENGTH]
 
@@ -41,11 +41,11 @@ class IgnoredFields:
 
     @property
     def names(self) -> list[str]:
-        """The fields in the order in which they were found, each once; a last one, `...`, stands for more."""
+        """Fields in the order in which they were found, each once; a last one, `...`, stands for more."""
         return list(self._names)
 
     def note(self, *parts: int | str) -> None:
-        """Take in a field, by its path."""
+        """Record a field, by its path."""
         if len(self._names) < MAX_NAMES:
             self._names[field_path(parts)] = None
         else:
@@ -56,14 +56,15 @@ _current: ContextVar[IgnoredFields | None] = ContextVar("ignored", default=None)
 
 
 def current_ignored() -> IgnoredFields:
-    """The ignored fields of the request that this task works on; outside of a request, a new empty record."""
+    """Return the ignored fields of the request that this task works on; outside of a request, a new empty
+    record."""
     found = _current.get()
     return IgnoredFields() if found is None else found
 
 
 @contextmanager
 def noting(ignored: IgnoredFields) -> Iterator[IgnoredFields]:
-    """Fields ignored inside, and in tasks made there, are noted in `ignored`."""
+    """Note in `ignored` the fields ignored inside, and in tasks made there."""
     token = _current.set(ignored)
     try:
         yield ignored
@@ -89,7 +90,7 @@ class IgnoredFieldsLayer:
 
 
 def ignored_header(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header that names what was ignored of a request, by now; empty if nothing was."""
+    """Return the header that names the fields ignored so far; empty if there are none."""
     found: IgnoredFields | None = scope.get(_KEY)
     if found is None or not found.names:
         return []
@@ -217,10 +218,9 @@ def drop_neutral(
     prefix: str = "",
     counterparts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """`body` without the known parameters that ask for nothing.
+    """Return `body` without the known parameters that have neutral values.
 
-    Raises ApiError for any other known one; it names the parameter's counterpart if there is one.
-    """
+    Raises ApiError for any other known one; it names the parameter's counterpart if there is one."""
     kept = {}
     for name, value in body.items():
         if name not in known:
@@ -231,7 +231,7 @@ def drop_neutral(
 
 
 def unsupported_parameter(param: str, counterpart: str | None = None) -> ApiError:
-    """400 that names a parameter which this server does not support, and what it has in its place."""
+    """Return 400 that names an unsupported parameter, and its counterpart here."""
     end = " yet." if counterpart is None else f": use '{counterpart}'."
     return bad_request(
         f"The parameter '{param}' is not supported by this server{end}", param, "unsupported_parameter"
@@ -239,22 +239,22 @@ def unsupported_parameter(param: str, counterpart: str | None = None) -> ApiErro
 
 
 def among(value: Any, neutral: Sequence[Any]) -> bool:
-    """Whether a JSON value is one of some."""
+    """Return whether a JSON value is one of some."""
     # 0 == False in Python; in JSON they are different things.
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 EACH = "*"
 Tree = Mapping[str, Any]
-"""Names of fields, and what is looked for below each (`*`: each item); of a field that is ignored itself, the
-values that ask for nothing."""
+"""Names of fields, and the tree below each (`*`: each item); for a field that is ignored itself, its neutral
+values."""
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoredField:
     """Fields at `paths` (`messages.*.cache_control`), of the project `of`, for the reason `why`.
 
-    neutral: values that ask for nothing, and are not told; null never is."""
+    neutral: values without effect, which are not reported; null never is."""
 
     paths: tuple[str, ...]
     of: str
@@ -369,7 +369,7 @@ CHAT_EMBEDDING_FIELDS = (*EVERYWHERE, _MESSAGES, _SIGNED, _TOOLS)
 
 
 def tree_of(fields: Sequence[IgnoredField]) -> Tree:
-    """The same fields, to be looked for from the body down."""
+    """Return the same fields as a tree from the body down."""
     root: dict[str, Any] = {}
     for field in fields:
         for path in field.paths:
@@ -382,22 +382,22 @@ def tree_of(fields: Sequence[IgnoredField]) -> Tree:
 
 
 def without_ignored(body: dict[str, Any], tree: Tree, most_items: int) -> dict[str, Any]:
-    """`body` without the fields of `tree`, which are noted as ignored unless they are null.
+    """Return `body` without the fields of `tree`, which are noted as ignored unless they are null.
 
-    `most_items`: items that the arrays of a valid request have together. An array beyond that is left as it
-    is: its reader refuses it by its length, and the loop is not held up by a flood before."""
+    `most_items`: items that the arrays of a valid request have together. A longer array is left as it is: its
+    reader refuses it by its length, and the loop is not blocked before."""
     found: dict[str, Any] = _Sieve(most_items).without(body, tree, ())
     return found
 
 
 class _Sieve:
-    """Leaves out the ignored fields of one request."""
+    """Filter of the ignored fields of one request."""
 
     def __init__(self, most_items: int) -> None:
         self._left = most_items
 
     def without(self, value: Any, tree: Tree, path: tuple[int | str, ...]) -> Any:
-        """`value`, which stands at `path`, itself if nothing of it is left out."""
+        """Return `value`, which stands at `path`; itself if no field of it is left out."""
         if isinstance(value, list):
             below = tree.get(EACH)
             if below is None or len(value) > self._left:
@@ -451,7 +451,7 @@ _IN_RESPONSES = (
 
 
 def fields_markdown() -> str:
-    """The tables of docs/fields.md."""
+    """Return the tables of docs/fields.md."""
     generation = [field for field in GENERATION if field not in EVERYWHERE]
     sections: list[tuple[str, list[tuple[str, str, str]]]] = [
         ("Every route that asks a model", _rows(EVERYWHERE)),

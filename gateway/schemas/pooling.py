@@ -71,7 +71,7 @@ def _read_input(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]
 
 
 def _read_text(value: Any, field: str, at: str) -> str:
-    """A text, or an object with one. `at`: its place among several of the field."""
+    """Read a text, or an object with one. `at`: its place among several of the field."""
     if isinstance(value, dict):
         path = (field, at) if at else (field,)
         if "text" not in value or not only_known(value, {"text"}, *path):
@@ -132,7 +132,6 @@ class PooledFields(RequestModel):
 
     @property
     def raw(self) -> bool:
-        """Whether the model's last step is left out."""
         return self.use_activation is False
 
     def check(self, limits: RequestLimits) -> None:
@@ -146,7 +145,7 @@ class PooledFields(RequestModel):
 
 
 class EmbeddingFields(PooledFields):
-    """What vectors are to be like."""
+    """Shape of vectors."""
 
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or the base64 of little-endian float32."
@@ -182,7 +181,7 @@ class ClassifyRequest(TextFields):
 
 
 class PoolingFields(EmbeddingFields):
-    """What is wanted of a model that does not generate."""
+    """Options of a model that does not generate."""
 
     task: str | None = Field(
         None, max_length=64, description="embed, classify or score, if the model's own; null: what it is for."
@@ -241,7 +240,7 @@ class ScoreRequest(PooledFields):
 
     @property
     def sides(self) -> tuple[list[str], list[str]]:
-        """The first and the second text of each pair."""
+        """First and second text of each pair."""
         names = self.names
         first: list[str] = getattr(self, names[0])
         second: list[str] = getattr(self, names[1])
@@ -259,7 +258,7 @@ class ScoreRequest(PooledFields):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names by which the two sides were given. Raises ApiError 400."""
+        """Names by which the two sides were given. Raises ApiError 400."""
         given = {name for pair in SCORE_SIDES for name in pair if getattr(self, name) is not None}
         for pair in SCORE_SIDES:
             if given == set(pair):
@@ -273,7 +272,8 @@ class ScoreRequest(PooledFields):
 
 
 def _unsupported(of_texts: type[PooledFields]) -> dict[str, Any]:
-    """What such a request of texts refuses, but for what belongs to chats; and texts."""
+    """Return the parameters that a chat refuses: those that `of_texts` refuses and no chat has, and
+    `input`."""
     kept = {
         name: neutral
         for name, neutral in of_texts.unsupported.items()

@@ -1,4 +1,4 @@
-"""The items of a response's input."""
+"""Items of a response's input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def without_neutral(value: dict[str, Any], known: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """An object without those of its `known` fields that ask for nothing. Raises FieldError for others."""
+    """Return an object without those of its `known` fields that have neutral values. Raises FieldError for
+    others."""
     kept = {}
     for name, item in value.items():
         if name not in known:
@@ -39,7 +40,7 @@ def without_neutral(value: dict[str, Any], known: Mapping[str, Sequence[Any]]) -
 
 
 def read_item(value: Any) -> Any:
-    """An item with its type; a message and a reference may leave it out. Raises FieldError."""
+    """Read an item with its type, which a message and a reference may omit. Raises FieldError."""
     item = without_neutral(plain_object(value), _NEUTRAL)
     if item.get("type") is None:
         item["type"] = _REFERENCE if item.keys() <= {"id", "type"} else "message"

@@ -90,7 +90,7 @@ _NOTHING_TO_INCLUDE = frozenset(
     }
 )
 INCLUDABLE = (OUTPUT_LOGPROBS, *sorted(_NOTHING_TO_INCLUDE))
-"""What `include` may name. Only the first has an effect."""
+"""Values of `include`. Only the first has an effect."""
 _REASONING: dict[str, tuple[str, ...]] = {
     "context": ("auto",),
     "mode": ("standard",),
@@ -359,13 +359,12 @@ class ResponsesRequest(RequestModel):
 
     @property
     def functions(self) -> dict[int, ResponseTool]:
-        """The tools that are offered, by their places."""
+        """Offered tools, by their places."""
         tools = enumerate(self.tools or ())
         return {place: tool for place, tool in tools if isinstance(tool, ResponseTool)}
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer's tokens are to be listed."""
         return OUTPUT_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def check(self, limits: RequestLimits) -> None:

@@ -1,4 +1,4 @@
-"""What the answer must look like: the parameters of all generating routes."""
+"""Form of the answer: the parameters of all generating routes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_NAME = 64
 
 
 def _bounded(value: Any, info: ValidationInfo) -> Any:
-    """JSON of moderate depth and size, whatever it holds."""
+    """Refuse JSON that is too deep or too large, whatever it holds."""
     limits = limits_of(info)
     values = 0
     for depth, level in enumerate(json_levels(value), start=1):
@@ -39,8 +39,8 @@ def _bounded(value: Any, info: ValidationInfo) -> Any:
 
 
 def _none_for_empty(value: Any) -> Any:
-    """An empty text is a field that was left empty. An empty object is a schema that allows any JSON, and an
-    empty array of choices may be a mistake that must be told."""
+    """Return None for an empty text, which is a field that was left empty. An empty object is a schema that
+    allows any JSON, and an empty array of choices may be a mistake that must be reported."""
     return None if value == "" else value
 
 
@@ -69,9 +69,9 @@ _SCHEMA = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"t
 ObjectOrText = Annotated[dict[str, Any] | str | None, PlainValidator(_object_or_text), _JSON]
 """JSON as such or in a string."""
 Schema = Annotated[dict[str, Any], BeforeValidator(_bounded)]
-"""A JSON schema. What it says is judged by the tokenizer service, which compiles it."""
+"""JSON schema, which the tokenizer service checks as it compiles it."""
 Source = Annotated[str, BeforeValidator(_short)]
-"""A schema, regular expression or grammar as a text."""
+"""Schema, regular expression or grammar as a text."""
 Text = Annotated[Source | None, BeforeValidator(_none_for_empty)]
 """The same, which may be left out or empty."""
 

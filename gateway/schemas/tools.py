@@ -31,7 +31,7 @@ NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 
 
 def object_schema(**properties: Any) -> dict[str, Any]:
-    """The JSON schema of an object that has these properties and no other."""
+    """Return the JSON schema of an object that has these properties and no other."""
     return {
         "type": "object",
         "properties": properties,
@@ -89,10 +89,10 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """The calls that a request asks for.
+    """Calls that a request asks for.
 
     names: the functions that may be called; single: at most one call; named: the request named that one;
-    legacy: it is told under its older names."""
+    legacy: it is reported under its older names."""
 
     mode: CallMode
     names: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ def _read_allowed(value: dict[str, Any], most: int) -> ToolChoice:
 
 
 def _named(tool: Any, path: tuple[int | str, ...]) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}`, which is at `path`."""
+    """Read the name in `{"type": "function", "function": {"name": ...}}`, which is at `path`."""
     here = "".join(f"{part}." for part in path)
     whole = isinstance(tool, dict) and only_known(tool, {"type", "function"}, _FIELD, *path)
     if not whole or tool.get("type") != "function":
@@ -151,7 +151,7 @@ def _named(tool: Any, path: tuple[int | str, ...]) -> str:
 
 
 TOOL_CHOICE = (PlainValidator(_read_choice), _SCHEMA)
-"""What reads a `tool_choice`, as annotations of a field."""
+"""Reader of a `tool_choice`, as annotations of a field."""
 
 
 _FUNCTION_CHOICES = ("none", "auto")
@@ -192,7 +192,7 @@ FUNCTION_CALL = (
         }
     ),
 )
-"""What reads a `function_call`, as annotations of a field."""
+"""Reader of a `function_call`, as annotations of a field."""
 
 
 def _only_functions(value: Any) -> Any:
@@ -231,28 +231,27 @@ class ToolListFields(RequestModel):
 
     @property
     def offered(self) -> Sequence[Function]:
-        """The functions."""
         return [tool.function for tool in self.tools or ()]
 
     @property
     def tools_param(self) -> str:
-        """The field that they came in."""
+        """Name of their field."""
         return "tools"
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The parameters' schemas, by function."""
+        """Schemas of the parameters, by function."""
         return {function.name: function.parameters or {} for function in self.offered}
 
     @property
     def tools_json(self) -> str:
-        """The tools as a chat template sees them; empty if there are none."""
+        """Tools as a chat template sees them; empty if there are none."""
         if not (offered := self.offered):
             return ""
         return msgspec.json.encode([_shown(function) for function in offered]).decode()
 
     def check_tools(self, limits: RequestLimits) -> None:
-        """Checks across these fields. Raises ApiError."""
+        """Check across these fields. Raises ApiError."""
         param = self.tools_param
         if len(self.schemas) != len(self.offered):
             raise bad_request(f"Invalid '{param}': two functions have the same name.", param)
@@ -263,7 +262,7 @@ class ToolListFields(RequestModel):
 
 
 class ToolFields(ToolListFields):
-    """What is wanted of the tools."""
+    """Choice among the tools."""
 
     tool_choice: Annotated[ToolChoice | None, *TOOL_CHOICE] = Field(
         None, description="none, auto, required, a function, or allowed_tools. Default: auto."
@@ -291,7 +290,7 @@ class ToolFields(ToolListFields):
 
     @property
     def call_policy(self) -> CallPolicy:
-        """What is wanted of calls."""
+        """Policy of the request for calls."""
         legacy = bool(self.functions)
         choice = (self.function_call if legacy else self.tool_choice) or ToolChoice(CallMode.AUTO)
         if not self.offered or choice.mode is CallMode.NONE:
@@ -301,7 +300,7 @@ class ToolFields(ToolListFields):
 
     @property
     def tools_json(self) -> str:
-        """As above; a model that is not to call any sees none."""
+        """Tools as the template sees them; none if the model is not to call any."""
         return "" if self.call_policy.mode is CallMode.NONE else super().tools_json
 
     def check_tools(self, limits: RequestLimits) -> None:
