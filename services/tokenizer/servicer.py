@@ -65,7 +65,7 @@ class RenderStreams:
     ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
         """Yield the answers of one stream, to its end. Raises RpcError for what breaks the contract."""
         if self._draining:
-            # It was let in before the drain, and begins only now.
+            # It was admitted before the drain, and begins only now.
             return
         stream = _Stream(self.render, self._calls, self._limits)
         self._live.add(stream)

@@ -1,4 +1,4 @@
-"""Attach: who is let in, under which epoch, and what happens to an engine that breaks the contract."""
+"""Attach: which engines are admitted, under which epoch, and the end of one that breaks the contract."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_sums_of_loads_stop_at_the_largest_value():
     most = (1 << 32) - 1
     for name in "ab":
         engine = attach(fleet, name)
-        # Larger than any hello that is let in.
+        # Larger than any hello that is accepted.
         engine.capacity.max_running = engine.capacity.max_waiting = most
         engine.apply(report(1, running=most, waiting=most, used_blocks=64, total_blocks=64))
     (model,) = fleet.served_models()
