@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from catenary import LLM, SamplingParams
+from catenary_apps.llm import local_engine
 
 if TYPE_CHECKING:
     from catenary_apps.llm import RequestOutput
@@ -136,16 +136,16 @@ def test_bad_options_are_one_line(model_directory: Path, options):
         LLM(str(model_directory), progress=False, **options)
 
 
-def cores() -> set[psutil.Process]:
-    """Return the processes of the cores of this process's engines."""
-    children = psutil.Process().children()
-    return {child for child in children if any("services.engine.core" in part for part in child.cmdline())}
+def test_a_core_that_dies_ends_what_waits(monkeypatch: pytest.MonkeyPatch):
+    cores: list[local_engine.CoreThread] = []
 
+    def noted(*arguments: Any) -> local_engine.CoreThread:
+        cores.append(core_thread(*arguments))
+        return cores[-1]
 
-def test_a_core_that_dies_ends_what_waits():
-    others = cores()
+    core_thread = local_engine.CoreThread
+    monkeypatch.setattr(local_engine, "CoreThread", noted)
     with LLM("minilm", progress=False) as model:
-        (core,) = cores() - others
-        core.terminate()
+        cores[0].terminate()
         with pytest.raises(RuntimeError, match="engine has failed"):
             model.embed(["x"] * 500)
