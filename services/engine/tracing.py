@@ -286,7 +286,7 @@ class StepRecording:
         launched: int,
         device: DeviceProfile | None,
     ) -> None:
-        """Raises the errors of the device's profiler."""
+        """Raise the errors of the device's profiler."""
         self._tracer = tracer
         self._wanted = steps
         self._launched = launched

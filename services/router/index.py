@@ -101,7 +101,7 @@ class KvIndex(Generic[K]):
     """
 
     def __init__(self, max_pairs: int) -> None:
-        """Raises ValueError for a bound below 1."""
+        """Raise ValueError for a bound below 1."""
         if max_pairs < 1:
             raise ValueError(f"an index holds at least one block, not {max_pairs}")
         self.max_pairs = max_pairs

@@ -270,7 +270,7 @@ class Memory(ABC):
 
     @property
     def loading_device(self) -> torch.device:
-        """Where weights are put while they are loaded; a finished model moves to `torch_device`."""
+        """Device of weights while they are loaded; a finished model moves to `torch_device`."""
         return self.torch_device
 
     @abstractmethod

@@ -94,7 +94,7 @@ class StaticTails:
         return self._program.masks(masks, buffer)
 
     def run(self, calls: Sequence[Call]) -> None:
-        """Runs computations in order."""
+        """Run computations in order."""
         for call in calls:
             tensors = [tensor for tensor in call.tensors if tensor is not None]
             self._graphs.run(call.phase, call.key, self._stages.forward(call), tensors)

@@ -19,7 +19,7 @@ _ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 def check_hypotheses(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-    """Checks the end of a sequence, and takes off hypotheses that were not asked for.
+    """Check the end of a sequence, and take off hypotheses that were not asked for.
 
     Raises:
         MalformedStep: a search that ends well and has not 1 to as many hypotheses as were asked for, or one

@@ -76,7 +76,6 @@ def cpus_of(options: EngineOptions) -> EngineCpus:
 
 
 def cpu_settings(options: EngineOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
-    """Return the settings of a CPU."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
     cache = expanded(options.cache_dir) if options.cache_dir else None
     return CpuSettings(

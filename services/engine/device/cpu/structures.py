@@ -205,7 +205,7 @@ def prefill_arguments(
     context_blocks: torch.Tensor,
     context_lens: torch.Tensor,
 ) -> tuple[PrefillArguments, list[torch.Tensor]]:
-    """Those of a prefill, likewise."""
+    """Return the arguments of a prefill, and the tensors that they point to."""
     batch, context = context_blocks.shape
     count = tokens.shape[0]
     arguments = PrefillArguments(batch, count // batch, context)

@@ -91,7 +91,7 @@ def installed() -> Installed | None:
 
 
 def check_versions(found: Installed) -> None:
-    """Raises DeviceError if software and torch do not go together, or the software is too old to be known."""
+    """Raise DeviceError if software and torch do not go together, or the software is too old to be known."""
     software, own = _version(found.software, PLUGIN), _version(found.torch, "torch")
     release, torch_release = (software.major, software.minor), (own.major, own.minor)
     known = ", ".join(_text(each) for each in _TORCH)

@@ -106,7 +106,6 @@ class HpuSettings:
 
 
 def hpu_settings(options: EngineOptions) -> HpuSettings:
-    """Return the settings of an HPU."""
     cache = None
     if options.recipe_cache is not None:
         cache = RecipeCache(options.recipe_cache, options.recipe_cache_mib, options.recipe_cache_clear)

@@ -377,7 +377,7 @@ class Card:
         self.counters.open_uploads += bool(self.collected)
 
     def narrow(self, raw: torch.Tensor) -> None:
-        """What becomes of values that the device cannot hold."""
+        """Change values that the device cannot hold, as it would."""
         self._results.narrow(raw)
 
     def _account(self, operation: Operation, call: Call, outputs: Any) -> None:

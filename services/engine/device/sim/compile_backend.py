@@ -47,7 +47,7 @@ def hpu_backend(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> CompiledRegion:
-    """Compiles a graph that dynamo traced. The bridge does not have this backend in lazy mode.
+    """Compile a graph that dynamo traced. The bridge does not have this backend in lazy mode.
 
     Nothing is compiled before the graph's first run. Beyond dynamo's limit of recompilations (8 unless
     raised) dynamo no longer calls a backend, without a word: then the operations run one by one, and each of

@@ -91,7 +91,7 @@ def _garbage(shape: torch.Tensor) -> torch.Tensor:
 
 
 def _spoil_rows(target: torch.Tensor, dim: int, index: torch.Tensor) -> None:
-    """Spoils the addressed rows alone: a cache may be large. All of it if the index is garbage itself."""
+    """Spoil the addressed rows alone: a cache may be large. All of it if the index is garbage itself."""
     inside = bool(((index >= 0) & (index < target.shape[dim])).all())
     if not inside or not target.dtype.is_floating_point or target.dtype.itemsize == 1:
         spoil(target)
@@ -132,7 +132,7 @@ class HostCopies:
         self._lent.append((self.begun, source, source.clone()))
 
     def finish(self, upto: int | None = None) -> None:
-        """Completes the copies that were begun as number `upto` or before; None: all.
+        """Complete the copies that were begun as number `upto` or before; None: all.
 
         Raises SimError if memory that was lent has changed.
         """

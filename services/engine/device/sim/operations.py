@@ -225,7 +225,7 @@ def _reduces_on_card(call: Call) -> bool:
 
 
 def check_capture(operation: Operation, call: Call, *, to_host: bool, dynamic: bool, fallback: bool) -> None:
-    """Raises SimError for what cannot be captured into an HPU graph (gaudi-facts.md 4.2)."""
+    """Raise SimError for what cannot be captured into an HPU graph (gaudi-facts.md 4.2)."""
     if call.host:
         raise host_copy_in_capture()
     if to_host:
@@ -253,7 +253,7 @@ class Results:
     def wrap(
         self, operation: Operation, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
-        """What the operation returns. Raises SimError if the memory is full."""
+        """Return the operation's result with tensors of the device. Raises SimError if the memory is full."""
         if operation.writes:
             return self._written(operation, args, kwargs)
         if call.device == "cpu":
@@ -275,7 +275,7 @@ class Results:
         return tensor
 
     def narrow(self, raw: torch.Tensor) -> None:
-        """What becomes of values that the device cannot hold.
+        """Change values that the device cannot hold, as it would.
 
         gaudi-facts.md 4.7: int64 is int32 in silence. The bridge's copies cast float64 likewise
         (`_local_scalar_dense` in gaudi-pytorch-bridge reads a float of a Double).

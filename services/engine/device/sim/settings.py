@@ -49,7 +49,7 @@ class SimSettings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> SimSettings:
-        """Raises ValueError, one line, for an unknown name or a value of the wrong kind."""
+        """Raise ValueError, one line, for an unknown name or a value of the wrong kind."""
         text = (os.environ if environment is None else environment).get(VARIABLE, "")
         known = {entry.name for entry in fields(cls)}
         values: dict[str, Any] = {}

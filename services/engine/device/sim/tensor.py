@@ -196,7 +196,7 @@ class Call:
         self.device = ""
 
     def signature(self) -> tuple[Any, ...]:
-        """What makes two calls the same to a compiler: shapes, dtypes, strides, and all else by value."""
+        """Return the key of calls that a compiler takes for one: shapes, dtypes, strides, other values."""
         return tuple(self.parts)
 
 
@@ -223,7 +223,7 @@ def unwrap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
 
 
 def _strides(raw: torch.Tensor) -> tuple[int, ...]:
-    """Those that say where something lies: along a dimension of one element any number will do."""
+    """Return the strides that matter: along a dimension of one element any number will do."""
     shape, strides = raw.shape, raw.stride()
     if 1 not in shape:
         return strides

@@ -116,7 +116,7 @@ def add_class_head(directory: Path, raw: dict[str, Any], states: DecoderPooler, 
 
 
 def check_class_head(directory: Path, raw: dict[str, Any], backend: str) -> None:
-    """Raises ModelError if a decoder with a head for classes is to be run by transformers, or is not the one
+    """Raise ModelError if a decoder with a head for classes is to be run by transformers, or is not the one
     of its model type."""
     if backend == "transformers":
         raise ModelError("model-backend transformers does not run decoders with a head for classes: set auto")

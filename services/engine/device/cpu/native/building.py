@@ -178,7 +178,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def kernel_directory(cache: Path | None) -> Path:
-    """Where libraries are kept, below Catenary's cache: `cache`, `$CATENARY_CACHE` or ~/.cache/catenary.
+    """Return the folder of built libraries: `cache`, `$CATENARY_CACHE` or ~/.cache/catenary, and below it.
 
     Raises BuildError for a user without a home, as a container may have one.
     """

@@ -24,7 +24,7 @@ class Library:
     """One loaded library. Its functions release the interpreter's lock while they run."""
 
     def __init__(self, level: Level, path: Path) -> None:
-        """Raises BuildError if the file cannot be loaded."""
+        """Raise BuildError if the file cannot be loaded."""
         self.level = level
         self.path = path
         try:

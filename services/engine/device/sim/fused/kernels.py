@@ -15,7 +15,7 @@ NOISE = -3.0
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises RuntimeError, which is how the bridge refuses arguments."""
+    """Raise RuntimeError, which is how the bridge refuses arguments."""
     if not condition:
         raise RuntimeError(message)
 

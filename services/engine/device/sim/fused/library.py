@@ -172,7 +172,7 @@ _defined: tuple[Any, tuple[Any, ...]] | None = None
 
 
 def provide(version: tuple[int, ...], device: str, missing: frozenset[str]) -> dict[Any, Kernel]:
-    """Defines the ops that this software has, and takes away those of another.
+    """Define the ops that this software has, and take away those of another.
 
     Returns the computation of each overload over host tensors. They are not registered as the ops' CPU
     kernels: a host tensor given to one of these ops is an error, as with the bridge.

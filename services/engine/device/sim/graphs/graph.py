@@ -301,7 +301,7 @@ class HPUGraph:
         self._replay([])
 
     def replayV3(self, tlistI: Sequence[torch.Tensor], asynchronous: bool = False) -> None:
-        """Replays with these tensors in the place of the marked user inputs, without a copy."""
+        """Replay with these tensors in the place of the marked user inputs, without a copy."""
         self._replay([tensor.raw if isinstance(tensor, SimTensor) else tensor for tensor in tlistI])
 
     def _replay(self, inputs: list[torch.Tensor]) -> None:
@@ -336,6 +336,6 @@ def graph(hpu_graph: HPUGraph, stream: Any = None, dry_run: bool = False) -> Ite
 
 
 def require_lazy(device: Card) -> None:
-    """Raises GraphError in the modes that have no HPU graphs."""
+    """Raise GraphError in the modes that have no HPU graphs."""
     if not device.lazy:
         raise GraphError("HPU graphs need lazy mode: set PT_HPU_LAZY_MODE=1")

@@ -141,7 +141,7 @@ class Stream:
         synchronize()
 
     def wait_stream(self, stream: Stream) -> None:
-        """Orders this queue after another; they are ordered anyway."""
+        """Order this queue after another; they are ordered anyway."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event at the queue's present end."""

@@ -60,7 +60,7 @@ _ANY: Final = DistributionFinder.Context()
 
 
 class _Plugin(Distribution):
-    """What pip would know of the vendor's plugin."""
+    """Metadata of the vendor's plugin, as pip would have it."""
 
     def read_text(self, filename: str) -> str | None:
         if filename == "entry_points.txt":
