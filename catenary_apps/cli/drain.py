@@ -11,7 +11,7 @@ from pydantic import Field
 
 from catenary.config import settings
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import load_options
+from catenary_apps.cli.output import load_options, refused
 from catenary_apps.cli.router_options import RouterOptions
 
 _NAME = "catenary drain"
@@ -55,8 +55,7 @@ def run_drain(argv: Sequence[str]) -> int:
         with Console(stderr=True).status(f"{config.engine}: draining") as status:
             left = asyncio.run(_drain(config, status.update))
     except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused(_NAME, error)
     except RpcError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1

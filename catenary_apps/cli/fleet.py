@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catenary.config import settings
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import load_options
+from catenary_apps.cli.output import load_options, refused
 from catenary_apps.cli.router_options import RoutersOptions
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def run_fleet(argv: Sequence[str]) -> int:
     try:
         views = asyncio.run(_ask(config))
     except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused(_NAME, error)
     print(json.dumps(fleet_document(views), indent=2))
     away = [view for view in views if view.fleet is None]
     for view in away:

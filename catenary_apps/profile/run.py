@@ -12,7 +12,7 @@ from pathlib import Path
 
 from catenary.config import ConfigError
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import load_options
+from catenary_apps.cli.output import load_options, refused
 from catenary_apps.profile.config import ProfileConfig
 
 _NAME = "catenary profile"
@@ -29,8 +29,7 @@ def run_profile(argv: Sequence[str]) -> int:
     try:
         return _profile(config)
     except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused(_NAME, error)
     except ProfileError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1
@@ -39,7 +38,7 @@ def run_profile(argv: Sequence[str]) -> int:
 
 
 def run_profile_command(argv: Sequence[str]) -> int:
-    """`run_profile` for the main thread: SIGTERM ends it as Ctrl-C does, with nothing left half written."""
+    """Run `run_profile` in the main thread: SIGTERM, like Ctrl-C, leaves nothing half written."""
     signal.signal(signal.SIGTERM, _terminate)
     return run_profile(argv)
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from catenary.config import settings
 from catenary.runtime import StartRefused
-from catenary_apps.cli.output import load_options
+from catenary_apps.cli.output import load_options, refused
 from catenary_apps.cli.router_options import RoutersOptions
 
 if TYPE_CHECKING:
@@ -85,14 +85,13 @@ def _keyboard(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> Iterator[
 def run_top(argv: Sequence[str]) -> int:
     """Run `catenary top`: 0 when one leaves it; with --once, 1 if a router is away; 2 for wrong options.
 
-    Rich ends the process with 1, silently, once nobody reads the pipe.
+    Rich ends the process with 1, silently, once the reader of the pipe is gone.
     """
     config = load_options(TopConfig, argv, prog=_NAME)
     try:
         return asyncio.run(_watch(config))
     except StartRefused as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused(_NAME, error)
 
 
 async def _watch(config: TopConfig) -> int:
