@@ -37,7 +37,7 @@ def draw(directory: Path, sweep: Sweep | None, points: Sequence[Point]) -> None:
 
 
 def latencies(result: LoadResult) -> Figure:
-    """Four histograms of completed requests, with median and 99th percentile."""
+    """Draw four histograms of completed requests, with median and 99th percentile."""
     figure = _figure()
     ending = ", interrupted" if result.interrupted else ""
     counts = f"{result.completed} answered, {result.failed} failed{ending}"
@@ -64,7 +64,7 @@ def latencies(result: LoadResult) -> Figure:
 
 
 def throughput(result: LoadResult) -> Figure:
-    """Output tokens and completed requests a second over the time of the run."""
+    """Draw output tokens and completed requests a second over the time of the run."""
     line = timeline(result.records, result.duration_s)
     edges = [index * line.bin_s for index in range(len(line.completed_per_s) + 1)]
     figure = _figure()
@@ -82,7 +82,7 @@ def throughput(result: LoadResult) -> Figure:
 
 
 def curves(sweep: Sweep, points: Sequence[Point]) -> Figure:
-    """Throughput and latencies over what was swept; a percentile among failures has no point."""
+    """Draw throughput and latencies over what was swept; a percentile among failures has no point."""
     figure = _figure()
     figure.suptitle(shown(points[0].result.model), parse_math=False)
     grid = figure.subplots(2, 2)
@@ -113,7 +113,7 @@ def _figure() -> Figure:
 
 
 def _from_zero(axis: Axes) -> None:
-    """An axis that begins at 0, with room above the highest point."""
+    """Begin an axis at 0, with room above the highest point."""
     left, right = axis.get_xlim()
     axis.update_datalim([((left + right) / 2, 0)])
     axis.autoscale_view()

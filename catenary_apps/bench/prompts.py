@@ -34,7 +34,7 @@ class PromptMaker:
     turns: int
 
     def make(self, count: int, seed: int) -> list[Conversation]:
-        """Up to `count` conversations: a file may have fewer. Raises StartRefused."""
+        """Return up to `count` conversations: a file may have fewer. Raises StartRefused."""
         config = self.config
         fixed = self.outputs or parse_lengths(_DEFAULT_OUTPUT)
         if config.dataset == "random":

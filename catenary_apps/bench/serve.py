@@ -194,7 +194,7 @@ def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
 
 
 def _many_files() -> None:
-    """Each request that runs has a connection; the usual limit is 1024."""
+    """Raise the limit of open files: each running request has a connection, and the usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):

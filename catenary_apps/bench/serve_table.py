@@ -24,7 +24,6 @@ _BUSY = 0.8
 
 
 def show(plan: LoadPlan, result: LoadResult, console: Console) -> None:
-    """One run."""
     console.print(_counts(plan, result))
     console.print(_latencies(plan, result))
     for line in remarks(plan, result):
@@ -33,7 +32,7 @@ def show(plan: LoadPlan, result: LoadResult, console: Console) -> None:
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: Console) -> None:
-    """One line for each run."""
+    """Print one line for each run."""
     table = Table(box=box.SIMPLE_HEAD)
     top = max((percent for _, result in runs for percent in result.ttft_ms.percentiles), default=50.0)
     heads = [head for name in ("TTFT", "TPOT", "E2E") for head in (f"{name} p50", percentile_name(top))]

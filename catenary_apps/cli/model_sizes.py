@@ -1,4 +1,4 @@
-"""What a model's config says about its sizes. No weights are read and no torch is imported."""
+"""A model's sizes, from its config. No weights are read and no torch is imported."""
 
 from __future__ import annotations
 

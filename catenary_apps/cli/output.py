@@ -1,4 +1,4 @@
-"""What commands that print a result and write files have in common."""
+"""Options, refusals and files of commands that print a result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL_BENCH = "pip install '.[bench]' in a clone of the repository"
 
 
 def load_options(cls: type[T], argv: Sequence[str], *, prog: str) -> T:
-    """As `catenary.config.load`, where --json is short for --format=json."""
+    """Load as `catenary.config.load`, with --json short for --format=json."""
     return load(cls, ["--format=json" if word == "--json" else word for word in argv], prog=prog)
 
 
@@ -40,7 +40,7 @@ def file_in(path: Path, name: str, started: datetime) -> Path:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Whether the file that an option names could be written, before what it is to hold costs time. Raises
+    """Check that the file that an option names can be written, before what it is to hold costs time. Raises
     ConfigError, one line."""
     where = path.absolute()
     if path.is_dir():

@@ -122,7 +122,7 @@ class RouterPoller:
         self._answered: set[str] = set()
 
     async def poll(self) -> list[RouterView]:
-        """Every router's answer, in a stable order. Raises StartRefused if TLS files are bad."""
+        """Return every router's answer, in a stable order. Raises StartRefused if TLS files are bad."""
         there: set[str] = set()
         asked = await asyncio.gather(*(self._places(target) for target in self._targets))
         views: list[RouterView] = []

@@ -90,7 +90,7 @@ class RuntimeDirectory:
 
     @property
     def about(self) -> str:
-        """What `describe` wrote, empty if it has not yet."""
+        """The description that `describe` wrote, empty if it has not yet."""
         try:
             return (self.path / ABOUT_NAME).read_text(encoding="utf-8")
         except OSError:

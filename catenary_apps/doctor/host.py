@@ -103,7 +103,7 @@ class Host:
         return self.path(name).exists()
 
     def names(self, pattern: str) -> list[str]:
-        """Absolute names that match a pattern such as /sys/class/accel/accel*, in order."""
+        """Return absolute names that match a pattern such as /sys/class/accel/accel*, in order."""
         found = sorted(self.root.glob(pattern.lstrip("/")), key=lambda path: (len(path.name), path.name))
         return ["/" + path.relative_to(self.root).as_posix() for path in found]
 

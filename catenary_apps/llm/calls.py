@@ -74,7 +74,7 @@ class StartProgress(Shown):
         return self
 
     def tell(self, activity: str, fraction: float | None) -> None:
-        """`fraction` is 0..1, or None if it cannot be told."""
+        """Show the activity; `fraction` is 0..1, or None if it is not known."""
         if self._bar is not None:
             self._bar.update(activity, fraction)
         if self._lines is not None:
@@ -106,7 +106,6 @@ class BatchProgress(Shown):
         return self
 
     def advance(self) -> None:
-        """One more is done."""
         self._done += 1
         if self._bar is not None:
             self._bar.advance()

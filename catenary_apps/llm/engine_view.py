@@ -1,4 +1,4 @@
-"""What programs read of an LLM's engine, by vLLM's names: `llm.llm_engine.model_config.max_model_len`.
+"""Attributes of an LLM's engine by vLLM's names: `llm.llm_engine.model_config.max_model_len`.
 
 What is not there is an AttributeError that says what to use.
 """
@@ -66,7 +66,7 @@ class ModelConfig(Lacking):
 
     @property
     def dtype(self) -> Any:
-        """What the model computes in, as a torch.dtype."""
+        """The torch.dtype of the computation."""
         return getattr(importlib.import_module("torch"), self.facts.dtype)
 
     @property
@@ -81,11 +81,11 @@ class ModelConfig(Lacking):
         return self.hf_config.get_text_config()
 
     def get_vocab_size(self) -> int:
-        """Width of the logits."""
+        """Return the width of the logits."""
         return self.facts.vocab_size
 
     def get_hidden_size(self) -> int:
-        """Width of the hidden states."""
+        """Return the width of the hidden states."""
         return int(self.hf_text_config.hidden_size)
 
     def get_diff_sampling_param(self) -> dict[str, Any]:

@@ -109,14 +109,14 @@ class LLM(PooledCalls, Lacking):
 
     @property
     def llm_engine(self) -> EngineView:
-        """What vLLM's programs read of an engine: `model_config`, `cache_config`, `tokenizer`, ..."""
+        """The engine as programs for vLLM read it: `model_config`, `cache_config`, `tokenizer`, ..."""
         stack = self._stack
         model = ModelConfig(self._model, stack.name, stack.directory, stack.ready.model)
         return view_of(model, stack.ready.capacity, self.get_tokenizer)
 
     @property
     def model_config(self) -> ModelConfig:
-        """What vLLM's programs read of a model: `max_model_len`, `dtype`, `hf_config`, ..."""
+        """The model as programs for vLLM read it: `max_model_len`, `dtype`, `hf_config`, ..."""
         return self.llm_engine.model_config
 
     def get_default_sampling_params(self) -> SamplingParams:

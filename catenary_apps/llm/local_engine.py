@@ -47,7 +47,6 @@ class CoreThread:
         return self._status
 
     def terminate(self) -> None:
-        """Cut the link."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -85,7 +84,7 @@ class LocalEngine:
     """Runs sequences on a core in this process. Made and used inside of one event loop."""
 
     def __init__(self, config: EngineConfig, served_name: str) -> None:
-        """Nothing is loaded before `start`. Options of routers, addresses and secrets change nothing here."""
+        """Load nothing before `start`. Options of routers, addresses and secrets have no effect here."""
         self._config = config
         self._name = served_name
         self._frontend = EngineFrontend(
@@ -132,7 +131,7 @@ class LocalEngine:
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:
-        """As of a gateway's session. Raises ApiError once the core has failed."""
+        """Submit as to a gateway's session. Raises ApiError once the core has failed."""
         if self._failure is not None:
             raise unavailable(f"The engine has failed: {self._failure}")
         handle = next(self._handles)
@@ -142,7 +141,7 @@ class LocalEngine:
         return handle
 
     def abort(self, handle: int) -> None:
-        """As of a gateway's session. Idempotent."""
+        """Abort as in a gateway's session. Idempotent."""
         if self._feeds.pop(handle, None) is not None:
             self._frontend.abort(self._port, handle)
 

@@ -1,4 +1,4 @@
-"""What the calls of an LLM are given: prompts, chats, texts and parameters, each checked and by itself.
+"""The arguments of an LLM's calls: prompts, chats, texts and parameters, each checked and by itself.
 
 A value of a wrong kind is a TypeError, which names the parameter, the place in it, and what is taken.
 """
@@ -100,7 +100,7 @@ def read_chats(given: Any) -> list[list[Message]]:
 
 
 def read_texts(name: str, given: Any) -> list[str]:
-    """At least one text. Raises TypeError and ValueError."""
+    """Return the texts, one at least. Raises TypeError and ValueError."""
     wanted = "a text, or a list of texts"
     texts = [given] if isinstance(given, str) else _items(name, given, wanted)
     for place, text in enumerate(texts):

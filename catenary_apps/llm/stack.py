@@ -332,7 +332,7 @@ class LocalStack:
 
     @property
     def ready(self) -> CoreReady:
-        """What the engine is. Raises RuntimeError before it is started."""
+        """The engine's description. Raises RuntimeError before it is started."""
         if self._engine.ready is None:
             raise RuntimeError("the engine has not started")
         return self._engine.ready
@@ -344,7 +344,7 @@ class LocalStack:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What decodes the model's tokens, once started."""
+        """The decoder of the model's tokens, once started."""
         return self._models.known(self.name).vocabulary
 
     async def stop(self) -> None:

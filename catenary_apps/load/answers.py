@@ -228,7 +228,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What was generated, if it was to be kept."""
+        """The generated text, if it was to be kept."""
         return "".join(self._pieces)
 
     def head(self, status: int, content_type: bytes) -> None:

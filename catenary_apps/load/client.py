@@ -18,26 +18,26 @@ _REST_S = 5.0
 
 
 class Sink(Protocol):
-    """Takes an answer as it comes; moments are of time.monotonic. Once `done` is set, nobody waits for it."""
+    """An answer as it comes; moments are of time.monotonic. Once `done` is set, no task waits for it."""
 
     started: bool
     done: bool
     failure: str | None
 
     def head(self, status: int, content_type: bytes) -> None:
-        """The status line and the headers came."""
+        """Take the status line and the headers."""
 
     def body(self, data: bytes, now: float) -> None:
-        """A part of the body came."""
+        """Take a part of the body."""
 
     def complete(self, now: float) -> None:
-        """The body is over."""
+        """Note the end of the body."""
 
     def lost(self, now: float, detail: str) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
 
     def fail(self, kind: str, detail: str, now: float) -> None:
-        """Something is wrong."""
+        """End with a failure."""
 
 
 class StaleConnection(Exception):
@@ -94,12 +94,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As of asyncio."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
 
     def data_received(self, data: bytes) -> None:
-        """As of asyncio."""
         answer = self._answer
         if self._parser is None or answer is None:
             # Nobody asked for anything.
@@ -120,7 +118,6 @@ class Connection(asyncio.Protocol):
                 self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """As of asyncio."""
         self.close()
         self._on_lost(self)
         if self._answer is None:
@@ -132,23 +129,19 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As of httptools."""
         if name.lower() == b"content-type":
             self._content_type = value.lower()
 
     def on_headers_complete(self) -> None:
-        """As of httptools."""
         # 100 and its like announce the answer.
         if self._parser is not None and self._answer is not None and self._parser.get_status_code() >= 200:
             self._answer.head(self._parser.get_status_code(), self._content_type)
 
     def on_body(self, data: bytes) -> None:
-        """As of httptools."""
         if self._answer is not None:
             self._answer.body(data, self._now)
 
     def on_message_complete(self) -> None:
-        """As of httptools."""
         parser, answer = self._parser, self._answer
         if parser is None or answer is None or not answer.started:
             return

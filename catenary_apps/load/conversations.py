@@ -151,7 +151,7 @@ class PlainWords:
         self._words = _PLAIN.split()
 
     def make(self, generator: random.Random, tokens: int) -> Prompt:
-        """So many words."""
+        """Return a text of so many words."""
         return " ".join(generator.choices(self._words, k=tokens))
 
     def join(self, head: Prompt, tail: Prompt) -> Prompt:
@@ -278,7 +278,7 @@ def random_conversations(
     prefixes: int = 1,
     turns: int = 1,
 ) -> list[Conversation]:
-    """`count` conversations of random prompts; each depends on the seed and its own number alone.
+    """Return `count` conversations of random prompts; each depends on the seed and its own number alone.
 
     Args:
         prompts: lengths of the prompts in tokens, without prefix.

@@ -58,7 +58,7 @@ def sharegpt_conversations(
     turns: int = 1,
     seed: int = 0,
 ) -> list[Conversation]:
-    """Up to `count` conversations of a ShareGPT file (a JSON array), in an order that the seed chooses.
+    """Return up to `count` conversations of a ShareGPT file (a JSON array), ordered by the seed.
 
     Args:
         counter: the tokens of a text; where it does not know, a token is taken for four characters.
@@ -87,7 +87,7 @@ def sharegpt_conversations(
 def lines_conversations(
     path: Path, count: int, *, outputs: Lengths, limits: FileLimits = FileLimits(), seed: int = 0
 ) -> list[Conversation]:
-    """Up to `count` conversations of one turn, in order, from lines `{"prompt": text or ids}`, with
+    """Return up to `count` conversations of one turn, in order, from lines `{"prompt": text or ids}`, with
     `output_tokens` beside it or a length of `outputs`. Raises ValueError, one line.
     """
     generator, decoder = random.Random(f"lines {seed}"), msgspec.json.Decoder(_Line)

@@ -175,7 +175,7 @@ class LoadInterrupted(KeyboardInterrupt):
 def run(
     plan: LoadPlan, *, on_progress: OnProgress | None = None, count_text: TextCounter | None = None
 ) -> LoadResult:
-    """`run_load` in a loop of its own, for callers that have none. Raises LoadInterrupted, too."""
+    """Run `run_load` in a loop of its own, for callers that have none. Raises LoadInterrupted, too."""
     work = _Run(plan, count_text)
     try:
         return uvloop.run(work.whole(on_progress))
@@ -311,7 +311,7 @@ class _Run:
             await self._converse(number, conversation, due)
 
     async def _converse(self, number: int, conversation: Conversation, due: float | None) -> None:
-        """All turns of a conversation. `due` None: whenever it is sent."""
+        """Send all turns of a conversation. `due` None: each as soon as it can be sent."""
         session = Session(self.plan.target, self.model, strict_lengths=self.plan.strict_lengths)
         turns, last = conversation.turns, len(conversation.turns) - 1
         for index, turn in enumerate(turns):
@@ -379,8 +379,10 @@ class _Run:
 
 
 def _freeze() -> bool:
-    """What is there by now is there to stay: it need not be looked through while answers come. Does nothing
-    where the program has done so itself."""
+    """Exempt all objects so far from garbage collection, which would delay answers.
+
+    Return False, and do nothing, where the program has done so itself.
+    """
     if gc.get_freeze_count():
         return False
     gc.collect()

@@ -28,7 +28,7 @@ class Course:
         skipped: turns that were never asked.
         resent: requests that were sent again on another connection.
         used_up: whether all conversations had begun before the duration of the plan was over.
-        interrupted: whether somebody ended the run, `unfinished` requests being on their way.
+        interrupted: whether the run was ended early, `unfinished` requests being on their way.
     """
 
     seconds: float

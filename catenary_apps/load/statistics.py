@@ -106,7 +106,7 @@ def describe(samples: Sequence[float], percentiles: Sequence[float], *, failed: 
 
 
 def percentile_name(percent: float) -> str:
-    """p50, p99.9."""
+    """Return a percentile's name: p50, p99.9."""
     return f"p{percent:.10g}"
 
 

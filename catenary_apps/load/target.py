@@ -15,7 +15,7 @@ _FRAMING = frozenset(("content-length", "transfer-encoding"))
 
 
 class BenchError(Exception):
-    """Nothing can be measured. One line that says why."""
+    """A run that cannot be measured, with one line that says why."""
 
 
 class Endpoint(Enum):
@@ -64,12 +64,12 @@ class Target:
 
     @property
     def host(self) -> str:
-        """Where to connect."""
+        """The host to connect to."""
         return self._parts.hostname or ""
 
     @property
     def port(self) -> int:
-        """Where to connect."""
+        """The port to connect to."""
         return self._parts.port or (443 if self._parts.scheme == "https" else 80)
 
     def context(self) -> ssl.SSLContext | None:

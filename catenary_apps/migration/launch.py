@@ -1,4 +1,4 @@
-"""What a `catenary up` is started with when somebody asks for it in vLLM's words."""
+"""Options and variables of a `catenary up` that is asked for in vLLM's words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Launch:
         self._asked[variable] = value
 
     def default(self, variable: str, value: str, *, beside: str = "") -> None:
-        """Set a variable unless the environment or somebody who asks has a value for it, or for `beside`."""
+        """Set a variable unless the environment or `ask` has a value for it, or for `beside`."""
         self._defaults[variable] = value, beside or variable
 
     def asked(self, variable: str) -> str | None:
@@ -89,7 +89,7 @@ class Launch:
 
 
 def _is_set(variable: str, names: Collection[str], options: Collection[str]) -> bool:
-    """True if a variable has a value already, be it the deployment's or the engine's, or vLLM's for it."""
+    """Return whether a variable has a value already: the deployment's, the engine's, or vLLM's for it."""
     for prefix in (UP, ENGINE):
         if variable.startswith(prefix):
             option = variable.removeprefix(prefix)

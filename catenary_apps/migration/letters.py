@@ -255,7 +255,7 @@ def _length(launch: Launch, letters: Letters) -> None:
 
 
 def _ranges(launch: Launch, letters: Letters, letter: str) -> None:
-    """Lengths as other releases of the script say them: of prompts and of completions."""
+    """Set lengths as other releases of the script name them: of prompts and of completions."""
     if "x" in letters.given:
         raise ConfigError(f"-{letter} says the length of a sequence, and so does -x: give one of them")
     shortest, prompt = _range("-i", letters["i"] or _PROMPTS)

@@ -146,7 +146,7 @@ class Trap:
 
 
 def find_traps(found: Planned) -> list[Trap]:
-    """All that apply, in the order in which an operator would meet them."""
+    """Return all traps that apply, in the order in which an operator would meet them."""
     return [trap for check in _CHECKS for trap in check(found)]
 
 

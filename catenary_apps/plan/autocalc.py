@@ -1,4 +1,4 @@
-"""What the container of vLLM for Gaudi would choose by itself: the arithmetic of its start-up rules.
+"""Choices that the container of vLLM for Gaudi would make itself: the arithmetic of its start-up rules.
 
 Facts: vllm-project/vllm-gaudi, .cd/server/vllm_autocalc_rules.py and settings_vllm.csv. Sizes in GiB, which
 the rules call GB.
@@ -102,7 +102,7 @@ def autocalc(given: AutocalcInputs) -> Autocalc:
 
 
 def _sequences(fitting: float, step: int) -> int:
-    """Down to a multiple of the step, or to a power of two below it."""
+    """Round down to a multiple of the step, or to a power of two below it."""
     if fitting < 1:
         raise ValueError(
             "vLLM's rules leave no KV for one sequence: raise tensor-parallel-size or lower max-model-len"

@@ -141,7 +141,7 @@ def expected_length(config: PlanConfig, kv: KvPlan) -> int:
 
 
 def recommended_seqs(fitting: int) -> int:
-    """As many, down to a multiple of 32 or a power of two: bucket sizes, so that no row is always padding."""
+    """Round down to a multiple of 32 or a power of two: bucket sizes, so that no row is always padding."""
     return fitting // _SEQS_STEP * _SEQS_STEP if fitting >= _SEQS_STEP else 1 << (fitting.bit_length() - 1)
 
 

@@ -187,7 +187,7 @@ class Planned:
 
     @property
     def graphs(self) -> GraphEstimate:
-        """What their graphs take."""
+        """Memory of their graphs."""
         return self.draft.graphs
 
     @property

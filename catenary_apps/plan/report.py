@@ -141,7 +141,7 @@ _SUBJECT: Final = ("model", "device", "tensor_parallel_size")
 
 
 def as_table(found: Planned, *, width: int | None) -> str:
-    """Tables and lines for people. Lines are broken at `width` columns; None breaks none."""
+    """Return tables and lines for people, broken at `width` columns; None breaks none."""
     # Not at the top: --json and --help need no tables.
     from rich.console import Console
 

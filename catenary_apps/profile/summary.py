@@ -118,7 +118,7 @@ def _add(bucket: BucketTime, args: dict[str, Any], ms: float) -> None:
 
 
 def _with_paths(events: Iterable[Event]) -> Iterator[tuple[tuple[str, ...], Event]]:
-    """Each span with the names of those of its thread that it lies in, and its own."""
+    """Yield each span with the names of the spans of its thread that enclose it, and its own."""
     open_spans: dict[tuple[int, int], list[Event]] = {}
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         around = open_spans.setdefault((event["pid"], event["tid"]), [])

@@ -128,7 +128,7 @@ class Frame:
 
 
 def share(part: int, whole: int) -> float | None:
-    """part / whole within 0 .. 1, None for a share of nothing. An engine may say any two numbers."""
+    """Return part / whole within 0 .. 1, None for a share of nothing. Engines may report any numbers."""
     return min(1.0, part / whole) if whole else None
 
 

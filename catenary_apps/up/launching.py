@@ -62,12 +62,12 @@ def start(program: str, words: Sequence[str], make: Callable[[list[str]], Launch
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """True if --help or -h is among vLLM's words."""
+    """Return whether --help or -h is among vLLM's words."""
     return not {"--help", "-h"}.isdisjoint(_parted(words)[0])
 
 
 def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """vLLM's words, and those of `catenary up` behind --."""
+    """Return vLLM's words, and those of `catenary up` behind --."""
     at = words.index("--") if "--" in words else len(words)
     return list(words[:at]), list(words[at + 1 :])
 

@@ -1,4 +1,4 @@
-"""What `catenary up` starts: pure, from the options and the places to the processes' command lines."""
+"""Processes of a `catenary up`: pure, from the options and the places to the processes' command lines."""
 
 from __future__ import annotations
 

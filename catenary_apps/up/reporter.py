@@ -27,7 +27,7 @@ class SteadyOutput(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of standard output."""
+        """The encoding of standard output."""
         return getattr(sys.stdout, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:

@@ -291,7 +291,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def _reap(self) -> None:
-        """As the first process of a container: take leave of what services had spawned when they ended."""
+        """Wait, as the first process of a container, for orphans of the services."""
         while os.getpid() == INIT_PID:
             if not any(child.starting for child in self.children):
                 reap_orphans({child.pid for child in self.children})

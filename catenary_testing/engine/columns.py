@@ -9,7 +9,7 @@ from services.engine.link import EndRow, HypothesisRow, OfferedKv, PromptColumns
 
 
 def hypotheses_of(sequence: ScriptedSequence, reason: FinishReason) -> list[HypothesisRow]:
-    """As many as were asked for, best first, of a sequence that has ended for this reason.
+    """Return as many as were asked for, best first, of a sequence that has ended for this reason.
 
     One has the tokens that it would have sampled. The i-th of the others has as many, those of its seed plus
     i, which no rule speaks of, and ends by length.
@@ -74,11 +74,11 @@ class Columns:
         return bool(self._rows) or self._progress
 
     def quiet(self, sequence: ScriptedSequence) -> None:
-        """Part of a prompt was computed: a step, but no row."""
+        """Count a step that computed part of a prompt, without a row."""
         self._progress = True
 
     def token(self, sequence: ScriptedSequence, drawn: Drawn) -> None:
-        """A token was drawn. Those of a beam search are kept to its end."""
+        """Add a token that was drawn. Those of a beam search are kept to its end."""
         if scores := sequence.prompt_scores():
             self._rows[sequence.spec.key] = None
             self._prompts[sequence.spec.key] = scores
@@ -99,7 +99,7 @@ class Columns:
         vector: bytes | None = None,
         offer: OfferedKv | None = None,
     ) -> None:
-        """The sequence ended with this step."""
+        """End the sequence with this step."""
         self._rows.setdefault(sequence.spec.key, None)
         failed = reason is FinishReason.ERROR
         well = reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -125,7 +125,6 @@ class Columns:
         )
 
     def build(self) -> StepColumns:
-        """The finished columns."""
         drawn = list(self._rows.items())
         logged = [(row, d) for row, (key, d) in enumerate(drawn) if d is not None and key in self._logged]
         tops = [alternative for _, d in logged for alternative in d.alternatives]

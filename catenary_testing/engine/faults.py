@@ -42,7 +42,7 @@ class Faults:
 
     @classmethod
     def from_script(cls, script: ScriptedFaults) -> Faults:
-        """The faults that a script asks for from the start on."""
+        """Return the faults that a script asks for from the start on."""
         return cls(
             stall_after_tokens=script.stall_after_tokens,
             crash_after_tokens=script.crash_after_tokens,
@@ -58,7 +58,7 @@ class Faults:
         self.stalled = True
 
     def holding(self) -> bool:
-        """Whether no step may be made now."""
+        """Return whether no step may be made now."""
         return self.stalled or self.crash_reason is not None
 
     def resume(self) -> None:

@@ -54,7 +54,7 @@ class ScriptedBlocks:
         return True
 
     def missing(self, sequence: ScriptedSequence) -> int:
-        """Blocks that it needs beside those it has."""
+        """Return how many blocks a sequence needs in addition to those it has."""
         return -(-len(sequence.token_ids) // self._size) - len(sequence.block_table)
 
     def grow(self, sequence: ScriptedSequence, count: int) -> bool:
@@ -99,7 +99,7 @@ def ticket_of(spec: SubmitSequence) -> bytes:
 
 
 class ScriptedOffers:
-    """What was offered, and what came of offers of others."""
+    """Offers of computed prompts, and counts of the outcome of other engines' offers."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -110,7 +110,7 @@ class ScriptedOffers:
         self._faults: dict[str, int] = {}
 
     def offer(self, spec: SubmitSequence) -> OfferedKv:
-        """The offer of a prompt that was computed."""
+        """Return the offer of a prompt that was computed."""
         tokens = spec.prompt_len - 1
         self._made += 1
         self._open[spec.key] = None
@@ -127,7 +127,7 @@ class ScriptedOffers:
         )
 
     def withdraw(self, key: int) -> bool:
-        """Ends an offer. False if there is none."""
+        """End an offer. Return False if there is none."""
         if key not in self._open:
             return False
         del self._open[key]
@@ -135,7 +135,7 @@ class ScriptedOffers:
         return True
 
     def arrives(self, spec: SubmitSequence) -> bool:
-        """Whether the offer that came with a sequence is good, which is counted."""
+        """Count and return whether the offer that came with a sequence is good."""
         if spec.kv_offer is None:
             return False
         if spec.kv_offer.ticket != ticket_of(spec):
@@ -146,7 +146,7 @@ class ScriptedOffers:
         return True
 
     def load(self) -> TransferLoad:
-        """For reports. Nothing is kept, so nothing is held now."""
+        """Return the load for reports; nothing is kept, so nothing is held now."""
         return TransferLoad(
             made=self._made,
             withdrawn=self._withdrawn,
@@ -223,7 +223,7 @@ class ScriptedMachine:
 
     @property
     def kv_event_delta(self) -> KvEventDelta:
-        """What the prefix cache holds."""
+        """Changes of the prefix cache."""
         return self._blocks.news
 
     @property
@@ -233,7 +233,7 @@ class ScriptedMachine:
 
     @property
     def load(self) -> CoreLoad:
-        """Counts as they stand."""
+        """Counts at this moment."""
         return CoreLoad(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -331,13 +331,13 @@ class ScriptedMachine:
             columns.end(sequence, FinishReason.LENGTH)
 
     def _arrive(self, sequence: ScriptedSequence) -> None:
-        """Takes the KV that another engine has of its prompt, if that is so."""
+        """Take the KV that another engine has of its prompt, if any."""
         if self._offers.arrives(sequence.spec):
             sequence.transferred_tokens = sequence.spec.prompt_len - 1 - sequence.computed
             self._blocks.computed(sequence, sequence.transferred_tokens)
 
     def stuck(self) -> Then | None:
-        """STALL or CRASH if some running sequence's rule asks for it now."""
+        """Return STALL or CRASH if some running sequence's rule asks for it now."""
         outcomes = {s.outcome for s in self._running}
         return next((o for o in (Then.CRASH, Then.STALL) if o in outcomes), None)
 
@@ -369,14 +369,14 @@ class ScriptedMachine:
 
 @dataclass(slots=True)
 class StepWork:
-    """What a step computes. A sequence with one token to compute decodes."""
+    """Return the work of a step. A sequence with one token to compute decodes."""
 
     prefill_tokens: int = 0
     sequences: int = 0
     blocks: int = 0
 
     def add(self, tokens: int, blocks: int) -> None:
-        """A sequence computes so many tokens and holds so many blocks."""
+        """Add a sequence that computes so many tokens and holds so many blocks."""
         self.sequences += 1
         self.blocks += blocks
         if tokens > 1:

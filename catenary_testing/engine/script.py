@@ -1,4 +1,4 @@
-"""What a scripted engine is and does: its model, its capacity, its rules, its faults."""
+"""The script of a scripted engine: its model, its capacity, its rules, its faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Match(Enum):
 
 
 class Then(Enum):
-    """What follows a rule's last token."""
+    """The ending after a rule's last token."""
 
     EOS = "eos"
     HASH = "hash"
@@ -84,7 +84,7 @@ class ScriptedLatency(_Part, frozen=True):
     us_per_block: Microseconds = 0
 
     def seconds(self, prefill_tokens: int, sequences: int, blocks: int) -> float:
-        """The duration of a step that computes so much."""
+        """Return the duration of a step that computes so much."""
         microseconds = (
             self.prefill_us_per_token * prefill_tokens
             + self.us_per_sequence * sequences
@@ -108,7 +108,7 @@ class Rule(_Part, frozen=True):
     then: Then = Then.EOS
 
     def matches(self, prompt: list[int]) -> bool:
-        """Whether the rule speaks for a sequence with this prompt."""
+        """Return whether the rule speaks for a sequence with this prompt."""
         if self.match is Match.ANY:
             return True
         wanted = list(self.prompt)
@@ -148,7 +148,7 @@ class Script(_Part, frozen=True):
     faults: ScriptedFaults = ScriptedFaults()
 
     def rule_for(self, prompt: list[int]) -> Rule | None:
-        """The first rule that matches."""
+        """Return the first rule that matches."""
         return next((rule for rule in self.rules if rule.matches(prompt)), None)
 
 
@@ -157,7 +157,7 @@ class ScriptError(ValueError):
 
 
 def load_script(source: str) -> Script:
-    """The script named by `--scripted`: the word `default`, or a YAML or JSON file.
+    """Return the script named by `--scripted`: the word `default`, or a YAML or JSON file.
 
     Raises ScriptError with one line that names the offending key.
     """

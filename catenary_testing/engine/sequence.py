@@ -23,7 +23,7 @@ from services.engine.link import SubmitSequence
 
 
 class Status(Enum):
-    """Where a scripted sequence is. Waiting ones hold no blocks."""
+    """The state of a scripted sequence. Waiting ones hold no blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -79,7 +79,7 @@ class ScriptedSequence:
 
     @property
     def outcome(self) -> Then | None:
-        """What the rule wants now that its tokens are used up; None while it goes on."""
+        """The rule's ending once its tokens are used up; None before."""
         if self.rule is None or self.generated < len(self.rule.tokens):
             return None
         return None if self.rule.then in (Then.EOS, Then.HASH) else self.rule.then
@@ -95,7 +95,7 @@ class ScriptedSequence:
         return self._described(token, position, index)
 
     def prompt_scores(self) -> list[Drawn]:
-        """Log probabilities of the prompt's tokens but the first, if they are asked for. Told once."""
+        """Return log probabilities of the prompt's tokens but the first, if asked for, and once only."""
         wanted = self.spec.sampling.prompt_logprobs
         if wanted < 0 or self.scored:
             return []
@@ -116,7 +116,7 @@ class ScriptedSequence:
         return self.spec.pooling is None and self.spec.sampling.prompt_logprobs < 0
 
     def block_names(self, count: int, block_size: int) -> list[bytes]:
-        """The names of its first `count` blocks, which must be full."""
+        """Return the names of its first `count` blocks, which must be full."""
         if self.names is None:
             self.names = BlockHashes(block_size, self.spec.cache_salt.encode())
         known = len(self.names.hashes)
@@ -125,7 +125,7 @@ class ScriptedSequence:
         return self.names.hashes[:count]
 
     def vector(self) -> bytes:
-        """What a document becomes: little-endian float32."""
+        """Return the vector of a document: little-endian float32."""
         asked = self.spec.pooling or PoolingOptions()
         if self.model.task == "classify":
             return pack_vector(classes_of(self.token_ids, len(self.model.labels), raw=asked.raw))
@@ -136,7 +136,7 @@ class ScriptedSequence:
         return pack_vector([math.log(score / (1 - score)) if asked.raw else score])
 
     def stop_ids(self) -> set[int]:
-        """Ids that end this sequence."""
+        """Return the ids that end this sequence."""
         own = set() if self.spec.ignore_eos else set(self.model.eos_token_ids)
         return own | set(self.spec.stop_token_ids)
 

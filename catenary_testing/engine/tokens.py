@@ -29,7 +29,7 @@ def fold(token_ids: Iterable[int], state: int = 0) -> int:
 
 
 def token_after(state: int, position: int, *, seed: int, vocab_size: int, avoid: Collection[int] = ()) -> int:
-    """The token at absolute `position` of the sequence whose digest is `state`.
+    """Return the token at absolute `position` of the sequence whose digest is `state`.
 
     Ids in `avoid` are passed over to the next free one: a continuation ends only where a test says so.
     Raises ValueError if `avoid` leaves nothing to choose.
@@ -43,7 +43,7 @@ def token_after(state: int, position: int, *, seed: int, vocab_size: int, avoid:
 
 
 def next_token(token_ids: Sequence[int], *, seed: int, vocab_size: int, avoid: Collection[int] = ()) -> int:
-    """The token that follows `token_ids` (prompt and emitted): a hash of all ids, the seed and the position.
+    """Return the token that follows `token_ids` (prompt and emitted): a hash of ids, seed and position.
 
     It depends on nothing else, so a sequence that is submitted again with its emitted tokens goes on alike.
     """
@@ -53,7 +53,7 @@ def next_token(token_ids: Sequence[int], *, seed: int, vocab_size: int, avoid: C
 def continuation(
     token_ids: Sequence[int], count: int, *, seed: int, vocab_size: int, avoid: Collection[int] = ()
 ) -> list[int]:
-    """The next `count` tokens after `token_ids`: what a scripted engine with no rule must answer."""
+    """Return the next `count` tokens after `token_ids`: what a scripted engine with no rule must answer."""
     state, position, tokens = fold(token_ids), len(token_ids), list[int]()
     for offset in range(count):
         token = token_after(state, position + offset, seed=seed, vocab_size=vocab_size, avoid=avoid)
@@ -63,12 +63,12 @@ def continuation(
 
 
 def sampled_logprob(token: int, position: int) -> float:
-    """The log probability that the scripted engine reports for `token`: in (-4, 0], exact in float32."""
+    """Return the log probability reported for `token`: in (-4, 0], exact in float32."""
     return -(_mix(token * _GOLDEN + position & _MASK) % 256) / 64.0
 
 
 def best_alternatives(token: int, position: int, count: int, vocab_size: int) -> list[tuple[int, float]]:
-    """`count` ids with log probabilities, best first, the sampled token among them.
+    """Return `count` ids with log probabilities, best first, the sampled token among them.
 
     Alternatives after the sampled token lie half a nat apart below it.
     """
@@ -77,7 +77,7 @@ def best_alternatives(token: int, position: int, count: int, vocab_size: int) ->
 
 
 def vector_of(token_ids: Iterable[int], width: int, dimensions: int = 0, *, raw: bool = False) -> list[float]:
-    """A document's vector with `dimensions` numbers (0: `width`): a hash of all ids. Raw: not of length 1."""
+    """Return a vector of `dimensions` numbers (0: `width`), a hash of all ids. Length 1 unless `raw`."""
     state = fold(token_ids)
     numbers = [_mix(state + place * _GOLDEN & _MASK) % 255 - 127 for place in range(dimensions or width)]
     length = 1.0 if raw else math.sqrt(sum(number * number for number in numbers)) or 1.0
@@ -85,12 +85,12 @@ def vector_of(token_ids: Iterable[int], width: int, dimensions: int = 0, *, raw:
 
 
 def score_of(token_ids: Iterable[int]) -> float:
-    """A pair's score: a hash of all ids, in (0, 1), exact in float32."""
+    """Return a pair's score: a hash of all ids, in (0, 1), exact in float32."""
     return (fold(token_ids) % 1023 + 1) / 1024
 
 
 def classes_of(token_ids: Iterable[int], count: int, *, raw: bool = False) -> list[float]:
-    """A text's probabilities of `count` classes, or their logits (raw): a hash of all ids."""
+    """Return a text's probabilities of `count` classes, or their logits (raw): a hash of all ids."""
     state = fold(token_ids)
     logits = [_mix(state + place * _GOLDEN & _MASK) % 9 - 4.0 for place in range(count)]
     if raw:
@@ -100,5 +100,5 @@ def classes_of(token_ids: Iterable[int], count: int, *, raw: bool = False) -> li
 
 
 def pack_vector(numbers: Sequence[float]) -> bytes:
-    """Little-endian float32, as the wire carries them."""
+    """Return little-endian float32, as the wire carries them."""
     return struct.pack(f"<{len(numbers)}f", *numbers)

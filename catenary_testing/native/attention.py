@@ -83,7 +83,7 @@ class NativeAttention:
         self._write_kv = library.function("catenary_write_kv", None, pointer, int64, pointer, pointer)
 
     def supported(self, cache: PagedCache, heads: int) -> bool:
-        """Whether the kernels have this shape."""
+        """Return whether the kernels have this shape."""
         return bool(self._supported(ctypes.byref(_described(cache)), heads))
 
     def attend(
@@ -98,7 +98,7 @@ class NativeAttention:
         threads: int = 1,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of query [rows, heads, head_dim] in each layer of the cache.
+        """Compute the attention of query [rows, heads, head_dim] in each layer of the cache.
 
         Returns float32 [layers, rows, heads, head_dim], which is `out` if that is given; rows of no span stay
         as they are there, or zero. An `out` [1, ...] is overwritten by each layer. Raises MemoryError.
@@ -133,7 +133,7 @@ class NativeAttention:
         return out
 
     def write_kv(self, cache: PagedCache, slot: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Writes key and value [kv_heads, head_dim] at a slot of the first layer."""
+        """Write key and value [kv_heads, head_dim] at a slot of the first layer."""
         self._write_kv(ctypes.byref(_described(cache)), slot, key.data_ptr(), value.data_ptr())
 
 

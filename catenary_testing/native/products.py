@@ -144,7 +144,7 @@ class Products:
     def multiply(
         self, layers: Sequence[PackedLayer], x: torch.Tensor, outs: Sequence[torch.Tensor], **how: Any
     ) -> Prepared:
-        """Does once what `prepare` describes."""
+        """Compute once what `prepare` describes."""
         prepared = self.prepare(layers, x, outs, **how)
         prepared.run()
         return prepared

@@ -57,7 +57,7 @@ class Int4Weight:
     inputs: int
 
     def dequantized(self) -> torch.Tensor:
-        """float64 [outputs, inputs]: a float32 does not hold every one of them."""
+        """Return float64 [outputs, inputs]: a float32 does not hold every one of them."""
         weight = self.whole.double() * self.scales[..., None] + self.offsets[..., None]
         return weight.flatten(1)[:, : self.inputs]
 
@@ -67,7 +67,7 @@ def _inverses(most: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(number: float, by: torch.Tensor) -> torch.Tensor:
-    """torch multiplies a number by the reciprocals, which rounds twice."""
+    """Divide exactly: torch multiplies by the reciprocals, which rounds twice."""
     return torch.full_like(by, number) / by
 
 
@@ -78,14 +78,14 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
-    """Rows float32 [rows, inputs] as bytes, each row with a scale of its own."""
+    """Quantize rows float32 [rows, inputs] to bytes, each row with a scale of its own."""
     most = _largest(x)
     whole = torch.round(x * _inverses(most)[:, None]).nan_to_num()
     return QuantizedRows((whole + 128).to(torch.uint8), most / 127.0)
 
 
 def quantize_int8(weight: torch.Tensor) -> Int8Weight:
-    """A weight float32 [outputs, inputs] in bytes, symmetric, with a scale for each output."""
+    """Quantize a weight float32 [outputs, inputs] to bytes, symmetric, with a scale for each output."""
     most = _largest(weight)
     whole = torch.round(weight * _inverses(most)[:, None]).nan_to_num()
     return Int8Weight(whole.to(torch.int8), most / 127.0)
@@ -149,7 +149,7 @@ def _inverse(value: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(terms: torch.Tensor) -> torch.Tensor:
-    """Sums over the last dimension from its start on: the order in which the kernels add."""
+    """Sum over the last dimension from its start on: the order in which the kernels add."""
     total = torch.zeros(terms.shape[:-1])
     for i in range(terms.shape[-1]):
         total = total + terms[..., i]
@@ -157,7 +157,7 @@ def _in_order(terms: torch.Tensor) -> torch.Tensor:
 
 
 def int8_product(rows: QuantizedRows, weight: Int8Weight) -> torch.Tensor:
-    """float32 [rows, outputs]."""
+    """Return float32 [rows, outputs]."""
     whole = (rows.bytes.to(torch.int64) - 128) @ weight.whole.to(torch.int64).T
     return whole.float() * (rows.scales[:, None] * weight.scales)
 
