@@ -35,7 +35,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     config = load(GatewayConfig, None, prog="python -m gateway")
     run(lambda stop: serve(config, stop))
 

@@ -41,8 +41,7 @@ _log = get_logger(__name__)
 
 
 class Upstreams:
-    """Connections to routers and tokenizer services, from `tasks` to `close`, and the models that they
-    serve."""
+    """Connections to routers and tokenizer services, from `tasks` to `close`, and their models."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Prepare them. Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
@@ -88,11 +87,9 @@ class Upstreams:
 
     @property
     def serve_any(self) -> bool:
-        """Whether any model can be used now."""
         return self.models.ready and self.tokenizers.answering
 
     def serve(self, model: str) -> bool:
-        """Return whether this model can be used now."""
         return self.tokenizers.answering and self.models.serves(model)
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -121,8 +118,7 @@ class GatewayApp:
     `start` listens at once, before a router or tokenizer is reachable: until then /ready answers 503."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Build the parts. Raises StartRefused for options that cannot work: addresses, key files, TLS
-        files."""
+        """Build the parts. Raises StartRefused for options that cannot work: addresses, key or TLS files."""
         self.config = config
         self._metrics = GatewayMetrics()
         self.upstreams = Upstreams(config, self._metrics)
@@ -146,7 +142,6 @@ class GatewayApp:
             config, self.requests, session=upstreams.session, tokenizers=upstreams.tokenizers
         )
         self.routers = self._made_routers()
-        """Routes, the OpenAPI document's among them."""
         app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
         self.stored.use(self._limited(app), batch_endpoints(self.routers))

@@ -111,8 +111,7 @@ class Allowance:
         spend: Callable[[int, HeaderList], Awaitable[None]] | None = None,
         charge: Callable[[int], None] | None = None,
     ) -> None:
-        """Make the allowance. `spend` counts prompt tokens or raises ApiError 429; `charge` counts generated
-        tokens."""
+        """Set how to `spend` prompt tokens, which may raise ApiError 429, and `charge` generated tokens."""
         self._spend = spend
         self._charge = charge
         self._spent = False
@@ -162,7 +161,6 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def set_caller(scope: Scope, caller: Caller) -> None:
-    """Set the caller of a request, for `caller_of`."""
     scope[_CALLER] = caller
 
 
@@ -174,7 +172,7 @@ class AccessGate:
     def __init__(
         self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, *, open_paths: Collection[str]
     ) -> None:
-        """Wrap `app`. `operators`: keys that may ask for the class system. `open_paths`: paths that need no
+        """Wrap `app`. `operators`: keys that may ask for the class system. `open_paths`: paths without
         key."""
         self._app = app
         self._keys = keys

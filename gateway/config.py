@@ -345,7 +345,6 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The model of each alias."""
         return dict(text.split("=", 1) for text in self.model_alias)
 
     @field_validator("model_alias")

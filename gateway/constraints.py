@@ -42,8 +42,7 @@ class Wanted:
 
     @classmethod
     def schema(cls, value: Any, param: str) -> Wanted:
-        """Make one of a JSON schema, or of its text, without annotations, so that wording makes no
-        difference."""
+        """Make one of a JSON schema or its text, without annotations, so that wording makes no difference."""
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
@@ -54,7 +53,6 @@ class Wanted:
 
     @classmethod
     def json(cls, kind: ConstraintKind.ValueType, value: Any, param: str) -> Wanted:
-        """Make one with a source that is JSON."""
         return cls(kind, msgspec.json.encode(value).decode(), param)
 
     def opened(self) -> Wanted:
@@ -79,8 +77,7 @@ class Wanted:
         )
 
     def message(self, after: str | None = None) -> common_pb2.Constraint:
-        """Return the message for the engine. `after`: text behind which it holds; None: from the first token
-        on."""
+        """Return the engine's message. `after`: text behind which it holds; None: from the first token on."""
         return common_pb2.Constraint(
             kind=self.kind, source=self.source, after=after, closed_objects=self.closed
         )
@@ -139,8 +136,7 @@ def _value(name: str, part: Any, root: Mapping[str, Any], form: TaggedFormat) ->
 
 
 def _any_text(part: Any) -> bool:
-    """Return whether any text is a value of a schema: text is one of several types, none of which is
-    restricted."""
+    """Return whether any text is a value of a schema: text is one of several types, all unrestricted."""
     if not isinstance(part, dict):
         return part is True
     says = part.keys() - _SAYS_NOTHING
@@ -249,8 +245,7 @@ def _of_kinds(
 
 
 def grammar_kind(source: str) -> ConstraintKind.ValueType:
-    """Return the notation of a client's grammar by its first rule: GBNF writes `name ::=`, as Lark never
-    does."""
+    """Return a client's notation by its grammar's first rule: GBNF writes `name ::=`, as Lark never does."""
     return CONSTRAINT_KIND_GRAMMAR if _GBNF.match(source) is None else CONSTRAINT_KIND_GBNF
 
 
@@ -386,8 +381,7 @@ def _tags(
 
 
 def _array_grammar(functions: Sequence[CallableFunction], *, single: bool) -> str:
-    """Return Lark's grammar of an array of calls. Each schema stands by itself, so that its references
-    hold."""
+    """Return Lark's grammar of an array of calls. Each schema is separate, so that its references hold."""
     calls = " | ".join(f"call_{index}" for index in range(len(functions)))
     more = "" if single else '(", " call)*'
     lines = [f'start: "[" call {more} "]"', f"call: {calls}"]

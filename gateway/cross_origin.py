@@ -20,8 +20,6 @@ _EXPOSED = ", ".join(("x-request-id", "retry-after", "retry-after-ms", IGNORED, 
 
 
 class CrossOrigin:
-    """Rules for pages of other origins."""
-
     def __init__(self, allowed: Sequence[str]) -> None:
         """Set the rules. `allowed`: origins whose pages may call; with "*": any; empty: none."""
         self._any = "*" in allowed

@@ -69,7 +69,6 @@ class ApiError(Exception):
         return ErrorEnvelope(ErrorObject(self.message, self.kind, self.param, self.code))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers, content-length aside."""
         found = [("content-type", "application/json"), *self.extra_headers]
         if self.retry_after_ms is not None:
             found.append(("retry-after", str(max(1, math.ceil(self.retry_after_ms / 1000)))))

@@ -33,8 +33,6 @@ class TokenCount:
 
 
 class TokenCounter(Collector):
-    """Counter of tokens for each model."""
-
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
@@ -42,7 +40,6 @@ class TokenCounter(Collector):
         registry.register(self)
 
     def of(self, model: str) -> TokenCount:
-        """Return a model's count."""
         return self._models.setdefault(model, TokenCount())
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -79,7 +76,6 @@ class TokenHistogram(Collector):
         registry.register(self)
 
     def of(self, model: str) -> TokenTimes:
-        """Return a model's times."""
         return self._models.setdefault(model, TokenTimes(self._bounds))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -169,7 +165,6 @@ class GatewayMetrics:
         self._add_aliases()
 
     def _add_aliases(self) -> None:
-        """Repeat metrics under vLLM's names."""
         self.registry.register(
             _Aliases(
                 [
@@ -201,7 +196,6 @@ class GatewayMetrics:
         self._given_up.labels(cause).inc()
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the text that Prometheus scrapes."""
         encode, media_type = choose_encoder(accept)
         return encode(self.registry), media_type
 
@@ -253,7 +247,6 @@ class RequestTimer:
         self._generated.value += count
 
     def accept(self, prompt_tokens: int) -> None:
-        """Note an engine's first answer."""
         self.accepted = True
         self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)
 
@@ -320,8 +313,7 @@ class FleetCollector(Collector):
 
 
 class _Aliases(Collector):
-    """Metrics repeated under vLLM's names: `same` are named alike but for the prefix, `others` by their
-    keys."""
+    """Metrics repeated under vLLM's names: `same` with another prefix, `others` named by their keys."""
 
     def __init__(self, same: Sequence[Collector], others: Mapping[str, Collector]) -> None:
         self._same = same

@@ -33,8 +33,7 @@ class Components:
     """Components of the document: all schemas, and references to them."""
 
     def __init__(self, answers: Sequence[Any], requests: Sequence[type[RequestModel]]) -> None:
-        """Collect the schemas of `answers` (msgspec types that are written as JSON) and `requests`
-        (models)."""
+        """Collect the schemas of `answers` (msgspec types that are written) and `requests` (models)."""
         self.schemas: dict[str, Schema] = {}
         self._answers = dict(zip(answers, self._add_answers(answers), strict=True))
         self._requests = self._add_requests(requests)
@@ -174,7 +173,6 @@ _IGNORED: Described = {
 
 
 def request_headers(described: Operation) -> list[dict[str, Any]]:
-    """Return the header parameters of an operation."""
     if not described.limited:
         return []
     return [{"name": name, "in": "header", "required": False, **rest} for name, rest in _REQUEST.items()]

@@ -159,8 +159,7 @@ class Routes:
     It takes the path, or the paths that answer alike, and the fields of Operation."""
 
     def __init__(self, ids: Mapping[str, str] | None = None) -> None:
-        """Make it empty. `ids`: parameters of the paths that are ids of stored objects, each with the prefix
-        of such ids."""
+        """Make it empty. `ids`: parameters of the paths that are ids of stored objects, with their prefix."""
         self.all: list[DescribedRoute] = []
         self._ids = dict(ids or {})
 

@@ -73,7 +73,6 @@ class Targets(Generic[T]):
                 await asyncio.sleep(self._addresses.pause_s(connected=connected))
 
     async def close(self) -> None:
-        """Close all targets, once `run` has ended."""
         for target in (*self._known.values(), *self._dropped):
             await target.close()
 

@@ -95,7 +95,6 @@ class FileStore:
         )
 
     async def get(self, owner: str, file_id: str) -> FileObject:
-        """Return a file. Raise ApiError 404."""
         rows = await self._database.fetch(
             f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND ready = 1", (file_id, owner)
         )
@@ -306,7 +305,6 @@ class _Form:
             raise _broken() from None
 
     def feed(self, data: bytes) -> None:
-        """Parse more of the body. Raise ApiError."""
         try:
             self._parser.write(data)
         except FormParserError:

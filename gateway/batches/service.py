@@ -38,8 +38,7 @@ class BatchLimits:
 
 
 class BatchService:
-    """Service that accepts files and batches. All methods raise ApiError; 503 if the store does not
-    answer."""
+    """Service that accepts files and batches. Methods raise ApiError; 503 if the store does not answer."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class BatchService:
             await send_json(call.send, msgspec.json.encode(file))
 
     async def create(self, call: Call) -> None:
-        """Create a batch. Raise ApiError or ClientGone."""
         async with self._requests.active(call) as active:
             request = parse_request(BatchRequest, await active.json_object(), self._requests.limits)
             endpoints = self.runner.endpoints

@@ -154,7 +154,6 @@ class BatchStore:
             )
 
     async def get(self, owner: str, batch_id: str) -> Batch:
-        """Return a batch. Raise ApiError 404."""
         rows = await self._database.fetch(
             f"SELECT {_COLUMNS} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
         )

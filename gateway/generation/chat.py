@@ -65,8 +65,7 @@ def _new_id(style: IdStyle, name: str, used: dict[str, str]) -> str:
 
 
 def to_chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:
-    """Return the part of a request that its template sees. Raises ApiError for variables that it does not
-    read."""
+    """Return the part of a request that its template sees. Raises ApiError for variables unknown to it."""
     variables = fields.template_variables(traits.template_variables)
     return tokenizer_pb2.ChatInput(
         messages=[_message(message) for message in with_tools(fields.messages, traits.tool_parser)],

@@ -32,8 +32,7 @@ LONG_PROMPT_TOKENS = 4096
 
 
 class Prompt:
-    """Prompt of a request. Its choices wait until all of its log probabilities have arrived with its first
-    sequence."""
+    """Prompt of a request. Its choices wait for all of its log probabilities, from its first sequence."""
 
     __slots__ = ("_echo", "_entries", "_ids", "_plan", "_values", "_wanted", "deferred", "known")
 
@@ -62,7 +61,6 @@ class Prompt:
         return self.known
 
     def detokenizer(self) -> Detokenizer:
-        """Return a new decoder of a choice."""
         return self._echo.detokenizer() if self._echo is not None else self._plan.detokenizer(self._ids)
 
     @property
@@ -166,7 +164,6 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Reasoning tokens among `tokens`."""
         if self._parser is None:
             return 0
         return min(self.tokens, self._parser.reasoning_tokens(self._text.offsets))
@@ -296,7 +293,6 @@ class Choice:
 
 
 def text_options(plan: GenerationPlan) -> TextOptions:
-    """Return the options of a request's texts."""
     fields = plan.fields
     # Where something is read in the texts, that tells which part of them stop strings are looked for in.
     parsed = plan.parsing.needed
@@ -383,7 +379,6 @@ class Generation:
 
     @property
     def choices(self) -> list[Choice]:
-        """Submitted texts of the plan."""
         return [choice for sequence in self._sequences for choice in sequence.choices]
 
     @property

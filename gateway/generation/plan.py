@@ -120,12 +120,10 @@ class GenerationPlan:
 
     @property
     def candidates(self) -> int:
-        """Texts per prompt."""
         return self.n if self.fields.searches else self.samples
 
     @property
     def count(self) -> int:
-        """Texts of all prompts."""
         return len(self.prompts) * self.candidates
 
     @property
@@ -142,7 +140,6 @@ class GenerationPlan:
 
     @property
     def sequences(self) -> int:
-        """Sequences per prompt."""
         return 1 if self.fields.searches else self.samples
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
@@ -235,8 +232,7 @@ class GenerationPlan:
         )
 
     def _response(self, *, first: bool) -> common_pb2.ResponseOptions | None:
-        """Return the response options. Only the `first` sequence of a prompt reports its log
-        probabilities."""
+        """Return the response options. Only a prompt's `first` sequence reports its log probabilities."""
         prompt = self.fields.prompt_top_count if first else None
         if self.scored is None and prompt is None:
             return None
@@ -325,8 +321,7 @@ def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[i
 
 
 def _checked_tokens(fields: GenerationFields, model: Model) -> list[list[int]]:
-    """Return the tokens of the bad words. Raises ApiError 400 for a token id of the request that the model
-    lacks."""
+    """Return the tokens of the bad words. Raises ApiError 400 for a token id that the model lacks."""
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check_ids(getattr(fields, name) or (), model, name)
     bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)

@@ -109,7 +109,7 @@ class Interruptible(Protocol):
 
 
 class Requests:
-    """All requests at work, at most `max_requests`."""
+    """Requests at work, at most `max_requests`."""
 
     def __init__(
         self, config: GatewayConfig, *, session: Session, models: ModelRegistry, metrics: GatewayMetrics
@@ -129,7 +129,6 @@ class Requests:
         self.limits = RequestLimits(
             **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
         )
-        """Bounds of the fields of a request."""
         self.priorities = Priorities(
             config.priority_tier,
             config.flex_tier,
@@ -174,7 +173,6 @@ class Requests:
         self._idle.clear()
 
     def leave(self) -> None:
-        """Release the slot."""
         self._count -= 1
         if not self._count:
             self._idle.set()
@@ -213,7 +211,7 @@ class ActiveRequest:
         self._timer: RequestTimer | None = None
         self.caller = caller
         self.deadline = requests.deadline() if deadline is None else deadline
-        """The loop's time at which it is given up."""
+        """Loop's time at which it is given up."""
         self.priority = QueuePriority()
         """Queue priority, once admitted."""
 

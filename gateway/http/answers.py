@@ -72,7 +72,6 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 
 async def send_error(send: Send, error: ApiError) -> None:
-    """Write an error as the whole answer."""
     body = error.body()
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -102,7 +101,6 @@ def error_response(error: ApiError) -> Response:
 
 
 async def send_json(send: Send, body: bytes) -> None:
-    """Write a JSON object as the whole answer."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -72,7 +72,6 @@ class LingeringTransport(asyncio.Transport):
         self._transport.abort()
 
     def lost(self) -> None:
-        """Note that the connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
 

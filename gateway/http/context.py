@@ -184,7 +184,6 @@ class _Answer:
             self.complete = not message.get("more_body", False)
 
     def close(self) -> None:
-        """Send no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -281,7 +281,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._watch_flush()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer input that the base class's parser refused."""
         if self.transport.is_closing() or self._deaf:
             return
         running = self._running
@@ -383,8 +382,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error for a request whose head parsed but whose body's framing is unclear; None if it is
-    clear."""
+    """Return the error for a request whose head is valid but whose body has no clear framing, else None."""
     if version not in ("1.0", "1.1"):
         return bad_request("The server speaks HTTP/1.1.", code="invalid_http")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]

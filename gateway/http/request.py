@@ -274,7 +274,6 @@ class Text:
         return {"type": "string", "description": self.meaning, "maxLength": _MAX_LENGTH}
 
     def of(self, query: Mapping[str, str]) -> str | None:
-        """Return its value."""
         return query.get(self.name)
 
 
@@ -295,7 +294,7 @@ class Integer:
         return {"type": "integer", "minimum": self.least, "maximum": self.most, **default}
 
     def of(self, query: Mapping[str, str]) -> int:
-        """Return its value. Raises ApiError 400."""
+        """Return the value. Raises ApiError 400."""
         text = query.get(self.name)
         if text is None:
             return self.default
@@ -322,7 +321,7 @@ class Choice:
         return {"type": "string", "enum": list(self.values), **default}
 
     def of(self, query: Mapping[str, str]) -> str:
-        """Return its value. Raises ApiError 400."""
+        """Return the value. Raises ApiError 400."""
         text = query.get(self.name, self.values[0])
         if text not in self.values:
             raise bad_request(f"Invalid '{self.name}': must be one of {', '.join(self.values)}.", self.name)

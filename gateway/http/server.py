@@ -121,7 +121,6 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Number of open connections."""
         return len(self._server.server_state.connections)
 
     async def start(self) -> str:

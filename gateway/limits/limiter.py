@@ -61,8 +61,6 @@ class KeyLimits:
 
 
 class _Applied:
-    """Limits with the windows in which they are counted."""
-
     def __init__(self, limits: KeyLimits) -> None:
         self.concurrent = limits.concurrent
         amounts = {_REQUESTS: limits.requests_per_minute, _TOKENS: limits.tokens_per_minute}

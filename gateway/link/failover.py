@@ -109,7 +109,7 @@ class FailoverSequence:
         tenant: str,
         owner: FailoverSession,
     ) -> None:
-        """`tenant`: its sequences stay on one router."""
+        """Make an unplaced sequence. `tenant`: its sequences stay on one router."""
         self.handle = handle
         self.feed = feed
         self.resumable = resumable
@@ -232,7 +232,6 @@ class FailoverSession:
 
     @property
     def connected(self) -> int:
-        """Routers with a session."""
         return sum(session.connected for session in self.targets.all)
 
     @property
@@ -276,8 +275,7 @@ class FailoverSession:
             self._forget(sequence)
 
     def rendezvous(self, tenant: str, model: str) -> RouterSession | None:
-        """Return the router that a tenant's next sequence goes to; None without a router, or with several and
-        no tenant."""
+        """Return the router for a tenant's next sequence; None without one, or with several and no tenant."""
         able = self._able(model)
         return self._choose(able, tenant, 0) if tenant or len(able) == 1 else None
 

@@ -108,11 +108,9 @@ class Inbox:
         self._interrupt: Exception | None = None
 
     def feed(self, index: int) -> SequenceFeed:
-        """Return a feed for the request's choice `index`."""
         return SequenceFeed(self, index)
 
     def mark(self, feed: SequenceFeed) -> None:
-        """Note that `feed` has unread output."""
         self._ready[feed.index] = feed
         self._wake()
 

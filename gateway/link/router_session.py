@@ -33,7 +33,6 @@ class Silence:
         self._heard = self._loop.time()
 
     def heard(self) -> None:
-        """Note a message of the peer."""
         self._heard = self._loop.time()
 
     async def wait(self) -> None:
@@ -63,7 +62,6 @@ class Shed:
         self._entries: dict[Key, tuple[common_pb2.ErrorCode.ValueType, float]] = {}
 
     def update(self, state: router_pb2.ShedState) -> None:
-        """Replace the entries."""
         now = self._clock()
         self._entries = {
             (entry.model, entry.priority_class, entry.tenant if entry.HasField("tenant") else None): (
@@ -74,7 +72,6 @@ class Shed:
         }
 
     def clear(self) -> None:
-        """Drop all entries."""
         self._entries = {}
 
     def refusal(
@@ -116,8 +113,7 @@ class _Twice(Exception):
 
 
 class Receiver(Reader, Protocol):
-    """Receiver of one attempt of a sequence on a router's stream: any number of `extend`, then one of
-    these."""
+    """Receiver of an attempt of a sequence on a router's stream: any `extend`, then one of these."""
 
     def ended(self, end: common_pb2.SequenceEnd) -> None:
         """Take the end, good or not."""
@@ -177,13 +173,11 @@ class RouterSession:
         self.connected = False
         """Whether the router has greeted and the stream is up."""
         self.draining = False
-        """Whether the router refuses new sequences."""
         self.router = ""
         """The router's instance, while it is connected."""
         self.models: dict[str, router_pb2.ServedModel] = {}
         """Models that it announced last, by name; empty while it is not connected."""
         self.shed = Shed(lambda: asyncio.get_running_loop().time())
-        """Sequences that it would refuse."""
 
     @property
     def live(self) -> int:
@@ -192,7 +186,6 @@ class RouterSession:
 
     @property
     def unsent(self) -> int:
-        """Submits that wait to be sent."""
         return len(self._submits)
 
     def serves(self, model: str) -> bool:

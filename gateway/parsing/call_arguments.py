@@ -1,5 +1,4 @@
-"""Readers of one call's name and arguments: a JSON object, or a notation that is converted to JSON as it
-arrives."""
+"""Readers of one call's name and arguments: a JSON object, or a notation that is converted to JSON."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class CallReader:
         return False
 
     def comes(self, literal: str) -> Scan[bool]:
-        """Return whether `literal` comes next behind white space, unread. Raises CutShort if the text ends in
-        it."""
+        """Return whether `literal` comes next behind white space, unread. Raises CutShort if cut inside."""
         yield from self.source.skip_space()
         if (yield from self.source.matching(literal)):
             return True
@@ -83,7 +81,6 @@ class CallReader:
             raise CutShort
 
     def call_list(self, name_key: str = "name") -> Scan[None]:
-        """Read an array of call objects."""
         yield from self.listed(lambda: self.call_object(name_key=name_key))
 
     def listed(self, call: Callable[[], Scan[None]]) -> Scan[None]:
@@ -108,8 +105,7 @@ class CallReader:
             raise Malformed
 
     def call_object(self, *, needs_arguments: bool = False, name_key: str = "name") -> Scan[None]:
-        """Read `{"name": ..., "arguments": {...}}` with its keys in any order; the name is under
-        `name_key`."""
+        """Read `{"name": ..., "arguments": {...}}`, keys in any order; the name is under `name_key`."""
         source = self.source
         if (yield from source.skip_space()) != "{":
             raise Malformed
@@ -380,8 +376,7 @@ class TaggedReader(CallReader):
         )
 
     def _new_parameter(self, name: str, tags: TaggedArguments, given: Collection[str], at: int) -> Scan[bool]:
-        """Return whether a parameter that the function has and that was not given yet comes `at` characters
-        ahead."""
+        """Return whether an existing parameter that was not given yet comes `at` characters ahead."""
         if tags.value_open:
             return False
         key = yield from self._key_ahead(tags, at)

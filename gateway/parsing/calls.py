@@ -53,8 +53,7 @@ class Calls(PythonReader, TaggedReader):
                 trim = yield from self._attempt(steps, found.space + found.marker)
 
     def _bare(self, *, trim: bool) -> Scan[bool]:
-        """Read a call without a marker, where the answer begins. Return whether white space behind it is
-        dropped."""
+        """Read an answer that begins with an unmarked call. Return whether white space behind is dropped."""
         space: list[str] = []
         while (char := (yield from self.source.peek())).isspace():
             space.append(self.source.take(1))

@@ -28,7 +28,6 @@ class TextParser:
 
     @property
     def stop(self) -> Stop | None:
-        """The stop string at which the answer ended."""
         return self._output.stop
 
     @property
@@ -42,12 +41,10 @@ class TextParser:
 
     @property
     def called(self) -> bool:
-        """Whether a whole call was read."""
         return self._output.complete_calls > 0
 
     def reasoning_tokens(self, offsets: Sequence[int]) -> int:
-        """Return how many of the tokens that begin at these characters of the text (ascending) are
-        reasoning."""
+        """Return how many of the tokens that begin at these characters (ascending) are reasoning."""
         count = 0
         for first, last in self._output.spans:
             end = len(offsets) if last is None else bisect_left(offsets, last)
@@ -89,7 +86,6 @@ class ParserChoice:
     legacy: bool = False
     """Whether the call is reported under its older names."""
     shows_reasoning: bool = True
-    """Whether reasoning is part of the answer."""
     taken: frozenset[str] = frozenset()
     """Ids of the calls that the conversation has already."""
     template: TemplateFormats = field(default_factory=TemplateFormats)
@@ -109,7 +105,7 @@ class ParserChoice:
 
     @property
     def is_harmony(self) -> bool:
-        """Whether the model writes OpenAI's harmony format."""
+        """Whether the format is OpenAI's harmony."""
         return self.tool_parser == formats.HARMONY or self.reasoning_parser in (
             reasoning.HARMONY,
             "openai_gptoss",
@@ -154,8 +150,7 @@ class ParserChoice:
         return form.closes[0]
 
     def parser(self, tail: str, stops: ContentStops | None = None) -> TextParser:
-        """Return a parser for one choice. `tail`: the prompt's last characters; `stops`: stop strings of
-        content."""
+        """Return a parser for one choice. `tail`: the prompt's last characters; `stops`: for content."""
         source = Source()
         form = self._calls
         output = Output(
@@ -186,5 +181,4 @@ class ParserChoice:
 
 
 def id_style(tool_parser: str) -> IdStyle:
-    """Return the style of call ids in a parser's format."""
     return FORMATS.get(tool_parser, _PLAIN).ids

@@ -71,8 +71,7 @@ class Harmony(CallReader):
         self._spoken: set[bool] = set()
 
     def read(self, tail: str) -> Scan[None]:
-        """Read to the end of the text. `tail`: the prompt's last characters, in whose last header it
-        begins."""
+        """Read to the end of the text. `tail`: the prompt's end, in whose last header it begins."""
         header, message, _ = tail.rpartition(START)[2].partition(MESSAGE)
         if message and START in tail:
             yield from self._message(Header.of(header), 0)

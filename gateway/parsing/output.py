@@ -91,8 +91,7 @@ class ContentStops:
         self.found: Stop | None = None
 
     def read(self, text: str, end: int) -> str:
-        """Take content that ends at the position `end`; return the part of it, and of held text, that is
-        shown."""
+        """Take content that ends at the position `end`; return the part of it and of held text to show."""
         if self.found is not None:
             return ""
         start = end - len(text)
@@ -186,7 +185,6 @@ class Output:
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
         self.calls = 0
-        """Calls begun."""
         self.complete_calls = 0
         """Calls read to their end."""
         self.spans: list[tuple[int, int | None]] = []
@@ -194,7 +192,6 @@ class Output:
 
     @property
     def stop(self) -> Stop | None:
-        """Stop string at which the answer ended."""
         return None if self._stops is None else self._stops.found
 
     @property
@@ -209,8 +206,7 @@ class Output:
             self._stops.begin = place
 
     def content(self, text: str, end: int | None = None) -> None:
-        """Add text of the answer. It ends with the last character that was read, or else in front of
-        `end`."""
+        """Add content, which ends with the last character that was read, or else in front of `end`."""
         if not self._contents:
             return
         if self._stops is not None:
@@ -232,7 +228,6 @@ class Output:
             self._parts.append(ToolCallStart(self.calls - 1, call_id, name))
 
     def arguments(self, text: str) -> None:
-        """Add arguments to the call that began last."""
         if text and not self._muted and self.stop is None:
             if self._kind is not None:
                 self._flush()
@@ -250,14 +245,12 @@ class Output:
         self._parts = []
 
     def keep(self) -> None:
-        """Emit the draft."""
         if self._before is not None:
             self._flush()
             self._parts = self._before[0] + self._parts
             self._before = None
 
     def discard(self) -> None:
-        """Drop the draft."""
         if self._before is not None:
             self._parts, self.calls, self.complete_calls, self._ids = self._before
             self._texts, self._kind, self._before = [], None, None
@@ -276,7 +269,6 @@ class Output:
             self._add(Content, self._stops.flush())
 
     def drain(self) -> list[Part]:
-        """Return the parts since the last call of it."""
         self._flush()
         if self._before is not None:
             parts = self._before[0].copy()
@@ -286,8 +278,7 @@ class Output:
         return parts
 
     def _goes_on(self) -> bool:
-        """Return whether calls and reasoning are still part of the answer. The content before them ends
-        here."""
+        """Return whether calls and reasoning still belong to the answer. Content before them ends here."""
         if self._stops is None:
             return True
         self._add(Content, self._stops.flush())

@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 Scan: TypeAlias = Generator[None, None, T]
 Emit: TypeAlias = Callable[[str], None]
-"""Receiver of text as it is read."""
 
 _SPACE = re.compile(r"\s+")
 MAX_HELD = 1 << 16
@@ -119,7 +118,7 @@ class Source:
         return True
 
     def matching(self, literal: str, at: int = 0) -> Scan[int]:
-        """Return the length of `literal` if it comes `at` characters further on, else 0. Wait only while it
+        """Return the length of `literal` if it comes `at` characters ahead, else 0. Wait only while it
         may."""
         while True:
             start = self.pos + at
@@ -152,7 +151,6 @@ class Source:
         self._most = most
 
     def unread(self, text: str) -> None:
-        """Put back the last characters that were read."""
         self.text = text + self.text[self.pos :]
         self.pos = 0
         self.taken -= len(text)

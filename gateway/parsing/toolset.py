@@ -27,8 +27,7 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the JSON types that `schema` (of an object) allows for its property `name`; empty if
-    unspecified."""
+    """Return the JSON types that an object's `schema` allows for its property `name`; empty: any."""
     properties = schema.get("properties")
     found = properties.get(name) if isinstance(properties, dict) else None
     if found is None:
@@ -107,7 +106,6 @@ def _literal(bare: str, types: frozenset[str]) -> str | None:
 
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Form of a function's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ class DocumentRun:
         window: int,
         deadline: float,
     ) -> None:
-        """Prepare the run. `window`: documents that are submitted and have not ended. `deadline`: by the
-        loop's clock."""
+        """Prepare the run. `window`: documents submitted and not ended. `deadline`: by the loop's clock."""
         self._specs = specs
         self._session = session
         self._most = self._window = float(window)

@@ -43,7 +43,6 @@ class EventLog:
         """Make a log. `begun`: its first events, which are stored already."""
         self.response_id = response_id
         self.number = len(begun)
-        """Sequence number of the next event."""
         self.dropped = False
         """Whether it became larger than `max_bytes`, so that no event of it stays stored."""
         self.forgotten = False
@@ -56,7 +55,6 @@ class EventLog:
         self._recent = EventBatch(0, tuple(begun))
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Append the next events."""
         self.number += len(events)
         self._bytes += sum(map(len, events))
         self._waiting += events
@@ -69,7 +67,6 @@ class EventLog:
         return EventBatch(self.number - len(self._waiting), tuple(self._waiting))
 
     def stored(self, batch: EventBatch) -> None:
-        """Note that a batch of `waiting` is stored."""
         if not self.dropped:
             del self._waiting[: len(batch.events)]
             self._recent = batch
@@ -156,7 +153,6 @@ class EventStreams:
         self._logs = logs
         self._max_streams = max_streams
         self.open = 0
-        """Streams that are being sent."""
         self._cut = False
 
     @contextmanager
@@ -296,7 +292,6 @@ class BackgroundRuns(JobOwner):
         self._runner.start(request.response.id, self._run(request, caller, log))
 
     async def close(self) -> None:
-        """End running responses with an error."""
         if self._runner.running:
             with suppress(ApiError):
                 await self._logs.flush()

@@ -19,7 +19,6 @@ _log = get_logger(__name__)
 
 
 NewId = Callable[[str], str]
-"""Maker of a fresh id with a prefix."""
 
 
 class OutputAssembler:

@@ -105,7 +105,6 @@ class _Turn:
         return isinstance(item, objects.FunctionCall) or (self._texts is None and not self._calls)
 
     def add(self, item: objects.OutputItem, origin: str) -> None:
-        """Append an item."""
         self._origin = origin
         if isinstance(item, objects.Reasoning):
             self._reasoning += [part.text for part in item.content]
@@ -118,7 +117,6 @@ class _Turn:
 
     @property
     def origin(self) -> Origin:
-        """Fields that the message was made from."""
         return Origin(self._origin, tuple(self._call_origins))
 
     def message(self) -> dict[str, Any]:
@@ -346,7 +344,6 @@ class ResponseRequest:
         return of_response(error, self.origins)
 
     def prepared(self, model: Model, caller: Caller) -> Prepared:
-        """Prepare the chat. Raises ApiError 400."""
         prepared = prepare_chat(
             self.chat,
             model,

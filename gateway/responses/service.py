@@ -50,7 +50,6 @@ class Library:
 
     @property
     def exists(self) -> bool:
-        """Whether anything can be stored."""
         return self._store is not None
 
     async def keep(self, request: ResponseRequest) -> None:
@@ -175,8 +174,6 @@ def stored_items(record: StoredResponse) -> list[objects.Item]:
 
 
 class ResponsesService:
-    """Service of the Responses API."""
-
     def __init__(
         self,
         generation: GenerationService,

@@ -340,7 +340,6 @@ class ResponseStore:
         return None if row is None else (_record(row[:-1]), row[-1])
 
     async def sweep(self) -> None:
-        """Delete responses that were not used for too long."""
         await self._database.essential(self._evict)
 
     def _since(self) -> float:

@@ -74,7 +74,6 @@ def _making(router: Routes, service: ResponsesService) -> None:
 
 
 def _stored(router: Routes, service: ResponsesService, library: Library) -> None:
-    """Declare the routes of a stored response."""
 
     @router.get(
         "/v1/responses/{response_id}",

@@ -138,7 +138,6 @@ def sagemaker_routes(
     *,
     can_serve: Callable[[], bool],
 ) -> Routes:
-    """Return the routes. `can_serve` as for /health."""
     router = Routes()
     requests = Invocations(generating, pooling)
 

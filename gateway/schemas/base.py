@@ -285,8 +285,7 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
 
 
 def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T:
-    """Return the request. Unknown fields are refused or, with the option unknown_fields=ignore, noted as
-    ignored."""
+    """Return the request. Unknown fields are refused or, with unknown_fields=ignore, noted as ignored."""
     ignored = current_ignored()
     if not ignored.lenient:
         return model.model_validate(body, context=limits)

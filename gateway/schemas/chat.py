@@ -338,8 +338,7 @@ class ChatInputFields(ToolListFields):
         return given
 
     def _effort(self, known: frozenset[str]) -> dict[str, Any]:
-        """Return the effort's variables. A template that knows no efforts may still know whether to think at
-        all."""
+        """Return the effort's variables. A template without efforts may still know whether to think."""
         effort = self.reasoning_effort
         if effort is None:
             return {}

@@ -56,8 +56,7 @@ _current: ContextVar[IgnoredFields | None] = ContextVar("ignored", default=None)
 
 
 def current_ignored() -> IgnoredFields:
-    """Return the ignored fields of the request that this task works on; outside of a request, a new empty
-    record."""
+    """Return the ignored fields of this task's request; outside of a request, a new empty record."""
     found = _current.get()
     return IgnoredFields() if found is None else found
 

@@ -272,8 +272,7 @@ class ScoreRequest(PooledFields):
 
 
 def _unsupported(of_texts: type[PooledFields]) -> dict[str, Any]:
-    """Return the parameters that a chat refuses: those that `of_texts` refuses and no chat has, and
-    `input`."""
+    """Return the parameters that a chat refuses: those refused by `of_texts` but no chat's, and `input`."""
     kept = {
         name: neutral
         for name, neutral in of_texts.unsupported.items()

@@ -25,8 +25,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def without_neutral(value: dict[str, Any], known: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return an object without those of its `known` fields that have neutral values. Raises FieldError for
-    others."""
+    """Drop those of the `known` fields that have neutral values. Raises FieldError for other values."""
     kept = {}
     for name, item in value.items():
         if name not in known:

@@ -125,9 +125,9 @@ class Jobs:
         """
         names = ", ".join(f"'{status}'" for status in sorted(final))
         self.open = f"status NOT IN ({names})"
-        """The condition of jobs that have not ended."""
+        """Condition of jobs that have not ended."""
         self.ended = f"status IN ({names})"
-        """The condition of those that have."""
+        """Condition of those that have."""
         self.leases = LeaseClock(lease_s, clock, elapsed)
         self.table = table
         self._database = database
@@ -212,7 +212,7 @@ class JobRunner:
     def __init__(self, jobs: Jobs, owner: JobOwner, *, turn_s: float, sweep_s: float) -> None:
         """`turn_s`: seconds between two renewals; `sweep_s`: between two sweeps."""
         self.name = new_id("gateway-")
-        """The runner of the jobs."""
+        """Runner of the jobs."""
         self._jobs = jobs
         self._owner = owner
         self._turn_s = turn_s

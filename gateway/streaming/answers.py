@@ -184,7 +184,6 @@ class Writer(ABC, Generic[C]):
         """Return a chunk."""
 
     def _framed(self, index: int, text: str) -> bytes:
-        """Return the event for text and nothing else."""
         if (frame := self._frames.get(index)) is None:
             before, _, after = self._chunk([self._text(ChoiceDelta(index, _HOLE))], None).partition(
                 json_line(_HOLE)
@@ -278,8 +277,7 @@ def delta_of(part: Part, *, legacy: bool = False) -> Delta:
 
 
 def message_of(parts: Iterable[Part], *, legacy: bool = False) -> Message:
-    """Return all parts of a choice; `legacy` as in `delta_of`. The content is null where there are only other
-    parts."""
+    """Return all parts of a choice; `legacy` as in `delta_of`. Content is null if it has only others."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -354,8 +352,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 class ChatWriter(Writer[ChunkChoice]):
-    """Encoder of chats: the stream of each choice opens with the role; the answer reports on its one
-    prompt."""
+    """Encoder of chats: each choice's stream opens with the role; the answer reports on its prompt."""
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
         delta = Delta(role="assistant", content="")
@@ -447,8 +444,7 @@ class Completion(msgspec.Struct):
 
 
 class CompletionWriter(Writer[CompletionChoice]):
-    """Encoder of completions: a chunk is an object like the whole answer; each choice reports on its
-    prompt."""
+    """Encoder of completions: a chunk is like the whole answer; each choice reports on its prompt."""
 
     odd_prefix = "bytes:"
 

@@ -206,7 +206,6 @@ class TokenNames:
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> ChatLogprobs:
-    """Return the `logprobs` object of a chat choice."""
     content = []
     for entry in entries:
         if entry.logprob is None:
@@ -474,8 +473,7 @@ class SequenceText:
         return Piece("".join(shown), self._entries(end, ended=ended), self.tokens - before, stop)
 
     def _entries(self, end: int, *, ended: bool) -> tuple[LogprobEntry, ...]:
-        """Return the entries whose text ends in front of character `end`, or is cut there by a stop
-        string."""
+        """Return the entries whose text ends before character `end`, or is cut there by a stop string."""
         queue = self._queue
         if not queue:
             return ()

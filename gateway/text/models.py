@@ -37,12 +37,10 @@ Models = Mapping[str, router_pb2.ServedModel]
 
 
 def tasks_of(info: common_pb2.ModelInfo) -> frozenset[int]:
-    """Return the tasks that a model is served for."""
     return frozenset(info.tasks or _GENERATE)
 
 
 def task_names(info: common_pb2.ModelInfo) -> list[str]:
-    """Return the API's names of a model's tasks."""
     return [_NAMES[task] for task in sorted(tasks_of(info)) if task in _NAMES]
 
 
@@ -136,7 +134,6 @@ class ModelRegistry:
 
     @property
     def served(self) -> list[router_pb2.ServedModel]:
-        """Listed models by name."""
         return [self._served[name] for name in sorted(self._served)]
 
     @property

@@ -78,11 +78,9 @@ class TokenizerPool:
 
     @property
     def answering(self) -> bool:
-        """Whether any service answers."""
         return any(target.answering for target in self.targets.all)
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
-        """Return the request's prompts, in order."""
         response = await self.anywhere(
             lambda target: target.render(request, self._render_timeout_s), request.model
         )
@@ -100,11 +98,9 @@ class TokenizerPool:
         )
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
-        """Return the token ids of a text."""
         return list((await self._unary("Tokenize", request)).token_ids)
 
     async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
-        """Return the text of token ids."""
         text: str = (await self._unary("Detokenize", request)).text
         return text
 

@@ -34,7 +34,6 @@ class Rendered:
 
     @classmethod
     def of_ids(cls, prompts: list[list[int]]) -> Rendered:
-        """Wrap prompts that came as token ids."""
         return cls(prompts, [""] * len(prompts))
 
     def truncated(self, keep: int) -> Rendered:
@@ -51,8 +50,7 @@ class RenderStream:
     """Stream until it breaks. Open it outside of any request: it would keep the request's context."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, max_answer_bytes: int) -> None:
-        """Open the stream. `max_answer_bytes`: size of the largest message that the stub's channel
-        accepts."""
+        """Open the stream. `max_answer_bytes`: largest message that the stub's channel accepts."""
         self._max_answer_bytes = max_answer_bytes
         self._call = stub.RenderStream()
         self._numbers = count(1)
@@ -94,7 +92,6 @@ class RenderStream:
                 self._give_up(number)
 
     async def close(self) -> None:
-        """End the stream; waiting requests fail."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -231,7 +228,6 @@ class TokenizerTarget:
 
     @property
     def live(self) -> int:
-        """Number of calls under way."""
         return len(self._calls)
 
     @asynccontextmanager
@@ -278,7 +274,6 @@ class TokenizerTarget:
         raise RpcError(error)
 
     def heard(self) -> None:
-        """Note an answer, to a check or a call."""
         if not self.answering:
             _log.info("tokenizer service answers", address=self._address)
         was_prompt, self._misses, self._silences = self.prompt, 0, 0
@@ -351,7 +346,6 @@ class TokenizerTarget:
         return serving
 
     def missed(self) -> None:
-        """Note a check without a good answer."""
         was_answering = self.answering
         self._misses = min(self._misses + 1, self._most_misses)
         if was_answering and not self.answering:
