@@ -213,7 +213,7 @@ class GatewayApp:
         await self.server.stop()
         for task in self._tasks:
             task.cancel()
-        # The defect of one that died is told by `failed`; here everything is to be closed.
+        # `failed` reports the defect of a task that died; here everything is to be closed.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.stored.close()
         await self.upstreams.close()

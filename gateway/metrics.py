@@ -178,7 +178,7 @@ class GatewayMetrics:
                     self.request_prompt,
                     self.request_generated,
                 ],
-                # Its name for the same until it had one for the mean of a request.
+                # vLLM's name for the inter-token time until it got one for the mean of a request.
                 {"vllm:time_per_output_token_seconds": self.inter_token},
             )
         )

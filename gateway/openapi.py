@@ -80,7 +80,7 @@ class Components:
             [(model, "validation") for model in models], ref_template=template
         )
         definitions: dict[str, Schema] = defined.get("$defs", {})
-        # A name may stand for what is read and for what is written.
+        # A name may stand for a type that is read and for one that is written.
         names = {
             f"{_PLACE}{name}": f"{_PLACE}{name}Request" if name in self.schemas else f"{_PLACE}{name}"
             for name in definitions

@@ -184,7 +184,7 @@ def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
         raise bad_request(
             _UNKNOWN_FORMAT if traits.reads_tools else _NO_TOOLS, fields.tools_param, "unsupported_parameter"
         )
-    # What a template of the request's own shows is its author's business.
+    # A template that the request brings may show anything: its author decides.
     if not traits.reads_tools and fields.chat_template is None:
         raise bad_request(
             "The model's chat template does not show tools to the model; serve it with one that does, "

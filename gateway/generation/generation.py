@@ -27,7 +27,7 @@ from gateway.streaming.delta import (
     joined,
 )
 
-# Decoding so many tokens takes long enough for others to notice.
+# Decoding so many tokens would delay other requests on the loop.
 LONG_PROMPT_TOKENS = 4096
 
 
@@ -189,7 +189,7 @@ class Choice:
         Raises ApiError if log probabilities are missing."""
         if not self._single or len(ids) < 2:
             return self._read(ids, logprobs, reason, stop_token)
-        # One after the other: what stands behind the call does not count.
+        # One after the other: text behind the call does not count.
         deltas = []
         for place in range(len(ids)):
             last = place == len(ids) - 1
@@ -294,7 +294,7 @@ class Choice:
 
 def text_options(plan: GenerationPlan) -> TextOptions:
     fields = plan.fields
-    # Where something is read in the texts, that tells which part of them stop strings are looked for in.
+    # Where the texts are parsed, the parser decides which part is searched for stop strings.
     parsed = plan.parsing.needed
     return TextOptions(
         () if parsed else fields.stops,
@@ -306,7 +306,7 @@ def text_options(plan: GenerationPlan) -> TextOptions:
     )
 
 
-# What an engine, which knows no fields of requests, calls the constraint.
+# Name of the constraint in the errors of engines, which know no fields of requests.
 _CONSTRAINT = "constraint"
 
 
@@ -400,7 +400,7 @@ class Generation:
             leader = self._sequences[number - sample].handle if sample else None
             handle = self._session.submit(spec, self._inbox.feed(number), leader)
             self._sequences.append(_Sequence(handle, prompts[place]))
-        # It goes out now: what reads the output is made while the others are at work.
+        # It goes out now: the readers of the output are made while the engine works.
         await asyncio.sleep(0)
         self._make_choices()
 
@@ -485,7 +485,7 @@ class Generation:
         if not found or found > asked:
             raise internal()
         if found < asked:
-            # What is allowed or banned may leave no more.
+            # Allowed or banned tokens may leave no more.
             raise bad_request(f"The search has found {found} answers; n asks for {asked}.", "n")
         for choice, beam in zip(sequence.choices, end.beams, strict=True):
             deltas.append(choice.read(beam.ids, beam.logprobs, beam.reason, beam.stop_token))

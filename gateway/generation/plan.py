@@ -271,7 +271,7 @@ def make_plan(
     prompts = rendered.prompts
     constraint = None
     if prepared.wanted is not None:
-        # A chat may begin in thoughts, behind which the constraint begins to hold.
+        # A chat may begin in reasoning, behind which the constraint begins to hold.
         parsing = prepared.parsing
         after = parsing.thoughts_end(rendered.text_tails[0]) if parsing.needed else None
         constraint = prepared.wanted.message(after)

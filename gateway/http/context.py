@@ -129,7 +129,7 @@ class RequestContext:
         route = getattr(scope.get("route"), "path", OTHER)
         method = scope["method"] if scope["method"] in _METHODS else OTHER
         self._observe(route, method, status, seconds)
-        # Probes and scrapes come every few seconds and say nothing.
+        # Probes and scrapes come every few seconds and are of no interest.
         level = logging.DEBUG if route in self._unlogged else logging.INFO
         _log.log(level, "request", method=method, route=route, status=status, seconds=round(seconds, 4))
         span.end(

@@ -273,7 +273,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
-        # What is refused from here on is another request: it must not get this one's id.
+        # From here on another request may be refused: it must not get this one's id.
         self.headers = []
 
     def on_response_complete(self) -> None:

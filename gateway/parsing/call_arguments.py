@@ -13,7 +13,7 @@ from gateway.parsing.python_text import python_value
 from gateway.parsing.source import MAX_DRAFT, CutShort, Emit, Malformed, MarkerSet, Scan, Source
 from gateway.parsing.toolset import ToolSet, is_text, to_json
 
-# Characters of a field's name in an object that is a call: what is longer is none.
+# Characters of a field's name in an object that is a call: an object with a longer one is not.
 _MAX_WORD = 256
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 
@@ -120,14 +120,14 @@ class CallReader:
                 begun = True
                 yield from self.json_arguments(name)
             elif key in _ARGUMENTS and not (begun or held):
-                # The name may follow, and arguments that are no object are looked at as a whole.
+                # The name may follow, and arguments other than objects are converted as a whole.
                 pieces: list[str] = []
                 yield from json_value(source, pieces.append)
                 held = "".join(pieces)
             else:
                 yield from json_value(source, nowhere)
             if begun and (yield from source.skip_space()) not in ",}":
-                # The call is told: a brace that is missing breaks nothing.
+                # The call was emitted: a missing brace does no harm.
                 return
             yield from self.comma("}")
         source.take(1)
@@ -178,7 +178,7 @@ def nowhere(text: str) -> None:
 _NAME_CHARS = re.compile(r"[\w.-]*")
 _KEY_CHARS = re.compile(r"\w*")
 _NO_KEY = re.compile(r"[<>\n]")
-# Of a parameter's name and of the blanks around it: what is longer is no call.
+# Of a parameter's name and of the blanks around it: text with a longer one is not a call.
 _MAX_NAME = 256
 _MAX_BLANK = 64
 """Most white space between two tags."""
@@ -319,7 +319,7 @@ class TaggedReader(CallReader):
             if not (yield from source.accept(tags.value_open)):
                 if source.ended and tags.value_open.startswith(source.text[source.pos :]):
                     raise CutShort
-                # It had no value. What comes instead is content.
+                # The parameter had no value. The text in its place is content.
                 emit("null")
                 return
         padded = tags.padded and (yield from source.accept("\n"))
@@ -331,7 +331,7 @@ class TaggedReader(CallReader):
         now = _escaped(emit) if is_text(types) else pieces.append
 
         def show(text: str) -> None:
-            # What was held back at the text's end may be the half of a tag.
+            # Text held back at the end may be half of a tag.
             (last.append if source.ended else now)(text)
 
         ends = MarkerSet((tags.value_close, tags.key_open, *tags.ends))

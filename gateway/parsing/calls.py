@@ -110,7 +110,7 @@ class Calls(PythonReader, TaggedReader):
         except Malformed:
             found = False
         except CutShort:
-            # What is cut may be what stands behind it.
+            # The cut may be in the text behind it.
             found = self.output.calls > calls and self.output.complete_calls == self.output.calls
             if found:
                 source.take(len(source.text) - source.pos)
@@ -121,7 +121,7 @@ class Calls(PythonReader, TaggedReader):
         else:
             self.output.discard()
             source.unread(held[len(marker) :])
-            # Text is read again only so often.
+            # Rereading is bounded.
             self._to_draft -= len(held)
         return found
 

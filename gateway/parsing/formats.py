@@ -179,7 +179,7 @@ _DEEPSEEK_FRAMES = (_deepseek("tool calls begin"), _deepseek("tool calls end"), 
 
 _HERMES = ToolFormat(
     "hermes",
-    # What models add to the one object: a fence, a list, further objects, a brace too much.
+    # Models add to the one object: a fence, a list, further objects, an extra brace.
     calls={
         "<tool_call>": (
             Literal("```json", optional=True),
@@ -243,7 +243,7 @@ _QWEN_FUNCTION = (
 _QWEN_CODER = ToolFormat(
     "qwen3_coder",
     calls={
-        # Now and then these models write the JSON of their elder brothers.
+        # These models sometimes write the JSON of their predecessors.
         "<tool_call>": (
             Branch(
                 {

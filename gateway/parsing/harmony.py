@@ -103,7 +103,7 @@ class Harmony(CallReader):
         try:
             text = yield from self._header()
         except (Malformed, CutShort) as failure:
-            # A header that was cut says nothing to anyone; text without one is an answer, and goes on.
+            # A header that was cut is dropped; text without one is an answer.
             held = self.source.release()
             cut = isinstance(failure, CutShort) and before == START
             if CHANNEL not in held and not cut:

@@ -180,7 +180,7 @@ class Output:
         self._contents = contents
         self._stops = stops
         self._parts: list[Part] = []
-        # What was there before a draft, and its numbers of calls, of complete ones, and its ids.
+        # State before a draft: parts, numbers of calls and of complete ones, ids.
         self._before: tuple[list[Part], int, int, set[str]] | None = None
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None

@@ -37,7 +37,7 @@ _ESCAPES = {
 _CODES = {"x": 2, "u": 4, "U": 8}
 _OCTAL = re.compile(r"[0-7]{1,3}")
 _BASED = re.compile(r"[-+]?0(?:[xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
-# What may stand in front of a string that is a literal: it is raw, or nothing is said.
+# Prefixes of a string that is a literal: raw, or without effect.
 _PREFIXES = frozenset("rRuU")
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
@@ -169,7 +169,7 @@ def _quoted(source: Source, emit: Emit, *, raw: bool) -> Scan[None]:
         if char == quote[0] and (yield from source.accept(quote)):
             return
         if char == "\\" and raw:
-            # It stays, and so does what stands behind it.
+            # The backslash stays, and so does the character behind it.
             emit(json.dumps((yield from source.ahead(2)), ensure_ascii=False)[1:-1])
             source.take(2)
         elif char == "\\":

@@ -74,7 +74,7 @@ def _cosine(vectors: Sequence[tuple[float, ...]], lengths: Sequence[float], one:
     if not (product := lengths[one] * lengths[other]):
         return 0.0
     cosine: float = sum(map(mul, vectors[one], vectors[other])) / product
-    # Rounding may lead beyond 1.
+    # Rounding may exceed 1.
     return max(-1.0, min(1.0, cosine))
 
 

@@ -42,7 +42,7 @@ class DocumentRun:
         self._session = session
         self._most = self._window = float(window)
         self._deadline = deadline
-        # A document gives no tokens; the limit is there to be passed.
+        # A document yields no tokens; the constructor needs a limit.
         self._inbox = Inbox(1)
         self._live: dict[int, int] = {}
         self._pending = deque(range(len(specs)))

@@ -343,7 +343,7 @@ class BackgroundRuns(JobOwner):
                     async with self._generation.run(plan, active) as running:
                         await running.begin()
                         response.status = ResponseStatus.IN_PROGRESS
-                        # What counts is its end, which the store may take by then.
+                        # Only its end counts, which the store may accept by then.
                         with suppress(ApiError):
                             await self._store.update(response.id, response.status, encode_response(response))
                         await _finish(request, running, log)

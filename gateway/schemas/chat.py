@@ -39,13 +39,13 @@ from gateway.schemas.tools import ToolFields, ToolListFields
 # Of one message: --max-tool-calls bounds a request. An id or a name is not longer in any format of calls.
 MAX_CALLS = 1024
 MAX_ID = 256
-# What clients send back with an assistant's message, and what of it asks for nothing.
+# Fields that clients send back with an assistant's message, with their neutral values.
 _NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
 }
-# Labels that a server put on an answer: they say nothing about what comes next.
+# Labels that a server put on an answer: they have no effect on the next one.
 _LABELS = frozenset({"annotations"})
-# What is the same as to leave the field out.
+# Values that equal a missing field.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "content": (None,),
     "name": (None,),
@@ -93,7 +93,7 @@ def _read_call(value: Any) -> Any:
             "Invalid '{param}': only calls of type 'function' are supported by this server yet.",
             "unsupported_parameter",
         )
-    # Some clients keep a call's place in the stream that it came in; here it has one.
+    # Some clients keep a call's index in its stream; a list has its own order.
     return {name: item for name, item in call.items() if name != "index" or type(item) is not int}
 
 
@@ -213,7 +213,7 @@ class ChatMessage(RequestModel):
             raise FieldError("Invalid '{param}': not allowed beside 'tool_calls'.", at="function_call")
         if self.role == "function" and not self.name:
             raise FieldError("Missing required parameter: '{param}'.", "missing_required_parameter", "name")
-        # What a function gave may be nothing.
+        # The result of a function may be empty.
         says = self.role == "function" or (
             assistant and any(getattr(self, name) is not None for name in _ASSISTANTS)
         )

@@ -13,7 +13,7 @@ from gateway.schemas.base import ITEM_KINDS, FieldError, RequestModel, plain_obj
 _REFERENCE = "item_reference"
 # Of ids and names, as in chats.
 _MAX_NAME = 256
-# What clients send back with items that they got, and what of it asks for nothing.
+# Fields that clients send back with items that they received, with their neutral values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "caller": (None,),
     "namespace": (None,),
@@ -66,7 +66,7 @@ def _read_part(value: Any) -> Any:
             "Invalid '{param}': only content of type input_text and output_text is supported by this server.",
             "unsupported_parameter",
         )
-    # Log probabilities and labels of an earlier answer say nothing about what comes next.
+    # Log probabilities and labels of an earlier answer have no effect on the next one.
     for name in ("logprobs", "annotations"):
         if isinstance(part.get(name), list | None):
             part.pop(name, None)

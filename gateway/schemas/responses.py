@@ -48,7 +48,7 @@ MAX_ID_LENGTH = 128
 _MAX_KEY = 64
 _MAX_VALUE = 512
 _MAX_INCLUDE = 16
-# Fields that are known and not supported, with the values that ask for nothing.
+# Fields that are known and not supported, with their neutral values.
 _TOOL = {
     "allowed_callers": (None,),
     "async": (None, False),
@@ -77,7 +77,7 @@ OTHER_TOOLS = frozenset(
     }
 )
 _ENCRYPTED = "reasoning.encrypted_content"
-# What can be included of items that never occur here, and of reasoning, which is never encrypted.
+# Values of `include` for items that never occur here, and for reasoning, which is never encrypted.
 _NOTHING_TO_INCLUDE = frozenset(
     {
         _ENCRYPTED,

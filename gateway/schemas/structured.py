@@ -190,7 +190,7 @@ class StructuredFields(RequestModel):
     def _kinds(self) -> list[str]:
         outputs = self.structured_outputs
         kinds = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
-        # A false json_object asks for nothing.
+        # A false json_object is neutral.
         return (
             [] if outputs is None else [kind for kind in kinds if getattr(outputs, kind) not in (None, False)]
         )

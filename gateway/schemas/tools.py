@@ -322,7 +322,7 @@ class ToolFields(ToolListFields):
         if choice.mode is CallMode.NONE:
             return
         if not offered and choice == ToolChoice(CallMode.AUTO):
-            # Without tools that is what happens anyway, and clients that offer tools at times send it always.
+            # Without tools it has no effect; clients that offer tools only at times always send it.
             return
         if not offered:
             raise bad_request(f"'{param}' is only allowed when '{of}' are given.", param)

@@ -64,7 +64,7 @@ class StateDirectory:
 def _made(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_mode & 0o077:
-        # It existed before, and may hold files that others are to read: its mode is left as it is.
+        # It existed before, and may hold files that other users read: its mode is left as it is.
         _log.warning(
             "others may list the state directory; the files in it are for this user alone", path=str(path)
         )

@@ -350,7 +350,7 @@ class SequenceText:
         self._detokenizer = detokenizer
         self._options = options
         self._scanner = StopScanner(options.stops) if options.stops else None
-        # Nothing is looked for in the text, nor kept of it.
+        # The text is neither searched nor kept.
         self._plain = not options.stops and not options.keeps_offsets and not options.settles
         self._queue: deque[_Queued] = deque()
         self._decoded = offset

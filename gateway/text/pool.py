@@ -220,7 +220,7 @@ def _away(waited_s: float = 0) -> ApiError:
 
 def _api_error(error: common_pb2.Error, model: str) -> ApiError:
     if error.code == common_pb2.ERROR_CODE_TIMEOUT:
-        # It names the limit that has passed: the service's own, or that of the call.
+        # The error names the limit that has passed: the service's own, or that of the call.
         return timed_out(error.message)
     return from_wire(error, model=model)
 
