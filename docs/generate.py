@@ -132,7 +132,7 @@ over them, whether given as a flag, a variable or in a file. A value that cannot
 one line that names the variable. A variable that has no effect here, or that nobody knows, gives one line of
 warning.
 
-*supported*: it does here what it does there; the test named beside it shows so. *passed on*: the Gaudi
+*supported*: it does here what it does there; the test named next to it shows so. *passed on*: the Gaudi
 software or a hub's library reads it in Catenary's processes as in vLLM's. *equivalent*: something else does
 it. *refused*: it ends the start with one line that names it.
 

@@ -73,7 +73,7 @@ class ScriptedCapacity(_Part, frozen=True):
 
 
 class ScriptedLatency(_Part, frozen=True):
-    """How long a step takes, beside what the script's delays say: the sum of these. All zero: no time.
+    """How long a step takes, in addition to the script's delays: the sum of these. All zero: no time.
 
     Prompt tokens count that are computed and not cached; sequences and their KV blocks that are in the step.
     """

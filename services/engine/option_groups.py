@@ -1,4 +1,4 @@
-"""Options of an engine's parts, and the facts that an option's declaration holds beside its type and default.
+"""Options of an engine's parts, and the facts in an option's declaration next to its type and default.
 
 An option's type is annotated with the engines for which it changes anything (`Only`) and with vLLM's
 variable of the same meaning (`Vllm`). The warning about idle options and the table of vLLM's variables read

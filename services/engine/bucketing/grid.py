@@ -80,7 +80,7 @@ def split_by_limits(
 
 
 def missing_prefill(buckets: Iterable[Bucket], limits: BucketLimits) -> list[Bucket]:
-    """Return the last bucket that the prefill of single sequences needs beside these: one or none.
+    """Return the last bucket that the prefill of single sequences needs in addition to these: one or none.
 
     Every chunk of q tokens with up to `context_before(q)` blocks before it has to be covered. Between two
     bucket lengths the shortest chunk is the one with the most context, so these are looked at alone.

@@ -13,7 +13,7 @@ from services.engine.bucketing.strategy import BucketRanges, BucketStrategy, Ste
 class LinearRange(SteppedRange):
     """minimum * 2**k below the step, then multiples of the step. A maximum off the steps is not listed.
 
-    A minimum of 0 lists 0 beside what a minimum of one step would give.
+    A minimum of 0 lists 0 in addition to what a minimum of one step would give.
     """
 
     def __post_init__(self) -> None:

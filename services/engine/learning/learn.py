@@ -98,7 +98,7 @@ class Budget:
         return min(_MOST_GRAPHS, (self.graph_bytes - self.decode_graph_bytes) // self.prefill_graph_bytes)
 
     def decode_graphs(self, prefill: int) -> int:
-        """Most decode graphs beside so many of prefill."""
+        """Most decode graphs with so many of prefill."""
         if self.graph_bytes is None:
             return min(_MOST_GRAPHS, (self.graphs or 0) - prefill)
         return min(

@@ -205,7 +205,7 @@ _GROWTH: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class PhaseCurve:
-    """The least cost with 0, 1, ... buckets beside the last one, which covers everything, and those buckets.
+    """The least cost with 0, 1, ... buckets besides the last one, which covers everything, and those buckets.
 
     `cost_of` is that of all steps together and the prices of the buckets, inf if there is no such
     plan; the last bucket's price is not in it.

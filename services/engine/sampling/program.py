@@ -31,7 +31,7 @@ from services.engine.sampling.inputs import (
 )
 from services.engine.sampling.rows import Floats, Int64s, RowParams, SequenceState
 
-# Lengths that differ by less save little, for an entry costs next to nothing beside the pass itself.
+# Lengths that differ by less save little, for an entry costs almost nothing compared with the pass itself.
 _WIDTHS: Final = (64, 512, 4096, 32768)
 _LEAST_WIDTH: Final = 16
 # Rows that are drawn, or whose log probabilities are wanted: more of them are done in slices of the largest

@@ -177,9 +177,9 @@ class MessageStyle:
     reads_reasoning: bool = False
     """Thoughts have the name `reasoning` too."""
     text_apart: bool = False
-    """Text beside calls is a message before theirs: with it, the template shows no calls."""
+    """Text next to calls is a message before theirs: with it, the template shows no calls."""
     text_apart_from_thoughts: bool = False
-    """The same where thoughts are beside them as well."""
+    """The same where thoughts come with them."""
     one_call: bool = False
     """A message has one call, with its results behind it: of more, the template shows not all."""
 

@@ -23,7 +23,7 @@ class SimSettings:
     device: gaudi2 or gaudi3. version: of the simulated software. modules: cards of the host. unsupported:
     operations that run on the host, as "aten.sort", joined by "+". missing: optional kernels that are not
     there, joined by "+". driver: whether there is one. recipe_s: virtual seconds that every compilation
-    takes, beside what grows with its size.
+    takes, in addition to what grows with its size.
     """
 
     device: str = "gaudi3"

@@ -34,8 +34,9 @@ class Windows(Enum):
 class Family:
     """One model_type.
 
-    keys: config keys that are read beside the common ones, by us or by transformers' config class. only: keys
-    that are known with one value alone. flags: fields of DecoderSpec that follow from the family itself.
+    keys: config keys that are read in addition to the common ones, by us or by transformers' config class.
+    only: keys that are known with one value alone.
+    flags: fields of DecoderSpec that follow from the family itself.
     """
 
     keys: frozenset[str] = frozenset()

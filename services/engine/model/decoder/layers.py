@@ -320,8 +320,8 @@ class ExpertMlp(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP (or experts), each after a norm that is fused with the residual addition before it.
 
-    It gives what is still to be added to the residual stream beside the stream itself, so that the next norm
-    adds it. Nothing in it depends on which layer it is: layers of the same plan share compiled code.
+    It returns the residual stream and what is still to be added to it, so that the next norm adds it.
+    Nothing in it depends on which layer it is: layers of the same plan share compiled code.
     """
 
     def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, kernels: Kernels) -> None:
