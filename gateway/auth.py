@@ -213,7 +213,8 @@ def salted(key_salt: str, request_salt: str | None) -> str:
 
 
 def bearer_key(headers: Headers) -> bytes | None:
-    """The key of exactly one `Authorization: Bearer` header, as bytes; None if there is no such header."""
+    """Return the key of exactly one `Authorization: Bearer` header, as bytes; None if there is no such
+    header."""
     values = headers.getlist("authorization")
     if len(values) != 1:
         return None

@@ -356,7 +356,7 @@ class Disk:
     write a little first. Then the file is removed; it is made again once there is room."""
 
     def __init__(self, directory: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
-        """`reserve_bytes`: size of the file, which is smaller on a small disk; 0: no file."""
+        """Prepare it. `reserve_bytes`: size of the file, which is smaller on a small disk; 0: no file."""
         self._directory = directory
         self._reserve = directory / _RESERVE
         self._bytes = reserve_bytes

@@ -68,7 +68,8 @@ class LeaseClock:
     after a step of the clock no lease counts as run out until its holder has had time to renew it."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float], elapsed: Callable[[], float]) -> None:
-        """`lease_s`: length of each lease; `clock`: Unix time; `elapsed`: seconds of a monotonic clock."""
+        """Start it. `lease_s`: length of each lease; `clock`: Unix time; `elapsed`: seconds of a monotonic
+        clock."""
         self._lease_s = lease_s
         self._clock = clock
         self._elapsed = elapsed
@@ -210,7 +211,7 @@ class JobRunner:
     gateway, or another gateway has claimed it."""
 
     def __init__(self, jobs: Jobs, owner: JobOwner, *, turn_s: float, sweep_s: float) -> None:
-        """`turn_s`: seconds between two renewals; `sweep_s`: between two sweeps."""
+        """Prepare it. `turn_s`: seconds between two renewals; `sweep_s`: between two sweeps."""
         self.name = new_id("gateway-")
         """Runner of the jobs."""
         self._jobs = jobs
