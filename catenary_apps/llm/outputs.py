@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from catenary.text import Vocabulary
 from catenary_apps.llm.endpoint import OfflineRequest
@@ -13,6 +13,8 @@ from gateway.streaming.delta import ChoiceResult, TokenLogprob
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How well two texts belong together."""
+    """Degree to which two texts belong together."""
 
     score: float
 
@@ -102,41 +104,31 @@ class PoolingOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pooled:
+class _Pooled(Generic[T]):
     request_id: str
     prompt_token_ids: list[int]
+    outputs: T
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequestOutput(_Pooled):
+class EmbeddingRequestOutput(_Pooled[EmbeddingOutput]):
     """The vector of a document."""
 
-    outputs: EmbeddingOutput
-    finished: bool = True
-
 
 @dataclass(frozen=True, slots=True)
-class ClassificationRequestOutput(_Pooled):
+class ClassificationRequestOutput(_Pooled[ClassificationOutput]):
     """The classes of a document."""
 
-    outputs: ClassificationOutput
-    finished: bool = True
-
 
 @dataclass(frozen=True, slots=True)
-class ScoringRequestOutput(_Pooled):
+class ScoringRequestOutput(_Pooled[ScoringOutput]):
     """The score of a pair. `prompt_token_ids` are those of both texts."""
 
-    outputs: ScoringOutput
-    finished: bool = True
-
 
 @dataclass(frozen=True, slots=True)
-class PoolingRequestOutput(_Pooled):
+class PoolingRequestOutput(_Pooled[PoolingOutput]):
     """The result of a document."""
-
-    outputs: PoolingOutput
-    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
