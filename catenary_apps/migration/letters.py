@@ -17,6 +17,7 @@ from catenary_apps.migration.serve import parse_serve
 from services.engine.vllm_variables import Row, Status
 
 _TEST = "tests/unit/catenary_apps/migration/test_letters.py::"
+_SETS = "test_letters_set_variables"
 _BLOCK = 128
 _LEAST_TOKENS = 2048
 # Most prompts that an engine computes together; the default lengths of releases that have -i and -o.
@@ -52,92 +53,84 @@ class Letter:
 
 def _letter(
     letter: str,
-    status: Status,
     note: str,
-    test: str = "",
     default: str | None = None,
     *,
+    test: str = _SETS,
+    status: Status = Status.SUPPORTED,
     switch: bool = False,
 ) -> Letter:
-    return Letter(
-        letter, Row((f"-{letter}",), status, note, test=f"{_TEST}{test}" if test else ""), default, switch
-    )
+    """Return a letter; `test` shows what a supported one does."""
+    shown = f"{_TEST}{test}" if status is Status.SUPPORTED else ""
+    return Letter(letter, Row((f"-{letter}",), status, note, test=shown), default, switch)
 
 
-_OK, _NO = Status.SUPPORTED, Status.REFUSED
-_SETS = "test_letters_set_variables"
+_NO: Final = Status.REFUSED
 
 SCRIPT: Final[tuple[Letter, ...]] = (
-    _letter("w", _OK, "`--model`", _SETS),
-    _letter("t", _NO, f"cards of an engine: {_CARDS}; `1` is what happens anyway", default="1"),
-    _letter("m", _OK, "module id of the card: HLS_MODULE_ID", "test_module_id", "None"),
-    _letter("a", _OK, "`--host` and `--port`, as ADDRESS:PORT", _SETS, "127.0.0.1:30001"),
+    _letter("w", "`--model`"),
+    _letter("t", f"cards of an engine: {_CARDS}; `1` is what happens anyway", "1", status=_NO),
+    _letter("m", "module id of the card: HLS_MODULE_ID", "None", test="test_module_id"),
+    _letter("a", "`--host` and `--port`, as ADDRESS:PORT", "127.0.0.1:30001"),
     _letter(
         "d",
-        _OK,
         "`--dtype`, `bfloat16` or `float16`; `fp8`, `awq` and `gptq` are refused so far",
-        "test_what_is_not_done_is_refused_by_name",
         "bfloat16",
+        test="test_what_is_not_done_is_refused_by_name",
     ),
-    _letter("q", _NO, f"file of an FP8 quantization: {_FP8}"),
+    _letter("q", f"file of an FP8 quantization: {_FP8}", status=_NO),
     _letter(
         "x",
-        _OK,
         "`--max-model-len`, up to the next multiple of 128; so many tokens in a step, at least 2048",
-        "test_length_is_rounded_up_to_blocks",
         "16384",
+        test="test_length_is_rounded_up_to_blocks",
     ),
-    _letter(
-        "p", _OK, "`--max-prefill-batch` of the engine; an empty text leaves it to the engine", _SETS, "1"
-    ),
-    _letter("b", _OK, "`--max-num-seqs` of the engine", _SETS, "128"),
-    _letter("g", _OK, "`--max-capture-tokens` of the engine", _SETS, "8192"),
-    _letter("u", _OK, "`--gpu-memory-utilization`", _SETS, "0.9"),
+    _letter("p", "`--max-prefill-batch` of the engine; an empty text leaves it to the engine", "1"),
+    _letter("b", "`--max-num-seqs` of the engine", "128"),
+    _letter("g", "`--max-capture-tokens` of the engine", "8192"),
+    _letter("u", "`--gpu-memory-utilization`", "0.9"),
     _letter(
         "e",
-        _OK,
         "options of `vllm serve`, in one text (`catenary vllm-serve --help` lists them)",
-        "test_extra_options_are_those_of_vllm",
         "",
+        test="test_extra_options_are_those_of_vllm",
     ),
     _letter(
-        "l", _OK, "strategy `padding` with `--bucketing-pad-ratio`, 0 to 0.5", "test_padding_limit", "0.25"
+        "l", "strategy `padding` with `--bucketing-pad-ratio`, 0 to 0.5", "0.25", test="test_padding_limit"
     ),
-    _letter("c", _OK, "`--recipe-cache` of the engine", "test_recipe_cache", ""),
-    _letter("s", _OK, "`--warmup skip` of the engine", _SETS, switch=True),
-    _letter("f", _OK, "`--trace-steps` of the engine", "test_profile_is_a_trace", switch=True),
+    _letter("c", "`--recipe-cache` of the engine", "", test="test_recipe_cache"),
+    _letter("s", "`--warmup skip` of the engine", switch=True),
+    _letter("f", "`--trace-steps` of the engine", test="test_profile_is_a_trace", switch=True),
     # Other releases of the script have these, where this one has -x and -t.
     _letter(
         "i",
-        _OK,
         "shortest and longest prompt, as MIN,MAX, with `-o` in place of `-x`; the shortest sets how many "
         "prompts are computed together, unless `-p` does",
-        "test_ranges_of_lengths",
+        test="test_ranges_of_lengths",
     ),
     _letter(
         "o",
-        _OK,
         "shortest and longest completion, as MIN,MAX: `--max-model-len` is the longest of both together",
-        "test_ranges_of_lengths",
+        test="test_ranges_of_lengths",
     ),
-    _letter("n", _NO, f"cards of an engine, as `-t`: {_CARDS}; `1` is what happens anyway"),
-    _letter("z", Status.NOT_NEEDED, "padding is masked, and never set to zero", switch=True),
+    _letter("n", f"cards of an engine, as `-t`: {_CARDS}; `1` is what happens anyway", status=_NO),
+    _letter("z", "padding is masked, and never set to zero", status=Status.NOT_NEEDED, switch=True),
 )
 R1_SCRIPT: Final[tuple[Letter, ...]] = (
-    _letter("w", _OK, "`--model`", _SETS),
-    _letter("u", _OK, "`--host`", "test_r1_letters", "0.0.0.0"),
-    _letter("p", _OK, "`--port`", "test_r1_letters", "8688"),
-    _letter("l", _OK, "`--max-model-len`, and tokens of a step", "test_r1_letters", "16384"),
-    _letter("b", _OK, "`--max-num-seqs` of the engine", "test_r1_letters", "64"),
-    _letter("c", _OK, "`--recipe-cache` of the engine", "test_recipe_cache", ""),
-    _letter("m", _OK, "`--max-prefill-batch` of the engine", "test_r1_letters", "1"),
-    _letter("s", _OK, "`--warmup skip` of the engine", "test_r1_letters", switch=True),
-    _letter("q", _NO, f"FP8: {_FP8}", switch=True),
+    _letter("w", "`--model`"),
+    _letter("u", "`--host`", "0.0.0.0", test="test_r1_letters"),
+    _letter("p", "`--port`", "8688", test="test_r1_letters"),
+    _letter("l", "`--max-model-len`, and tokens of a step", "16384", test="test_r1_letters"),
+    _letter("b", "`--max-num-seqs` of the engine", "64", test="test_r1_letters"),
+    _letter("c", "`--recipe-cache` of the engine", "", test="test_recipe_cache"),
+    _letter("m", "`--max-prefill-batch` of the engine", "1", test="test_r1_letters"),
+    _letter("s", "`--warmup skip` of the engine", test="test_r1_letters", switch=True),
+    _letter("q", f"FP8: {_FP8}", status=_NO, switch=True),
     _letter(
         "t",
-        _NO,
         f"the script takes eight cards: {_CARDS}. `-t 1`, which the script has not, serves on one",
-        default="8",
+        "8",
+        status=_NO,
     ),
 )
 
