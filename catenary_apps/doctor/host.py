@@ -185,7 +185,7 @@ def _smi_card(found: re.Match[str], below: str) -> SmiCard:
 
 
 def parse_modules(text: str) -> dict[str, int]:
-    """Module ids by bus id, from `hl-smi -Q bus_id,module_id -f csv,noheader`."""
+    """Return module ids by bus id, from `hl-smi -Q bus_id,module_id -f csv,noheader`."""
     modules: dict[str, int] = {}
     for line in text.splitlines():
         bus, _, module = (part.strip() for part in line.partition(","))

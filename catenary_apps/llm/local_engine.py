@@ -126,7 +126,7 @@ class LocalEngine:
         return model_info(self._name, ready)
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
-        """As the gateway's session: nothing is shed in a process of one's own."""
+        """Pass every request: nothing is shed in a process without other clients."""
 
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None

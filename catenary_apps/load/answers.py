@@ -232,13 +232,12 @@ class Answer:
         return "".join(self._pieces)
 
     def head(self, status: int, content_type: bytes) -> None:
-        """The status line and the headers came."""
         self.started = True
         self.status = status
         self._streamed = status == 200 and content_type.startswith(b"text/event-stream")
 
     def body(self, data: bytes, now: float) -> None:
-        """A part of the body came. Once the last event is there, or one is wrong, `done` is set."""
+        """Take a part of the body. Set `done` once the last event is there, or one is wrong."""
         if self.done:
             return
         if not self._streamed:
@@ -254,7 +253,6 @@ class Answer:
             self.fail("bad_answer", "an event is no chunk of this API", now)
 
     def complete(self, now: float) -> None:
-        """The body is over."""
         if self.done:
             return
         if self.status != 200:
@@ -267,8 +265,11 @@ class Answer:
             self.fail("cut", "the stream ended before the answer did", now)
 
     def lost(self, now: float, detail: str) -> None:
-        """The connection is gone. An answer whose end was told is whole: some servers hang up in place of
-        [DONE], and after a refusal of no stated length."""
+        """Take note of a lost connection.
+
+        An answer whose end was told is whole: some servers hang up in place of [DONE], and after a refusal of
+        no stated length.
+        """
         if self.done:
             return
         if self.started and (self._finished or not self._streamed):

@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _too_late(self) -> None:
-        """The answer did not come in time, or its message did not end when it did."""
+        """Fail: the answer did not come in time, or its message did not end when it did."""
         if self._answer is not None:
             self._answer.fail("timeout", "no answer in time", monotonic())
             self._wake()

@@ -244,7 +244,7 @@ class Choice:
 
 
 def find_choices(subject: Subject, reserve: float) -> tuple[Choice, ...]:
-    """Each power of two of cards of a node, with each scheme, and this share for graphs or less.
+    """Try each power of two of cards of a node, with each scheme, and this share for graphs or less.
 
     None if the memory was given as it is free.
     """

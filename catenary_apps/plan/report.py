@@ -94,7 +94,7 @@ def decode_bound(found: Planned) -> float | None:
 
 
 def prefill_bound(found: Planned) -> float | None:
-    """Prompt tokens a second, if the matrix units' speed alone counts: two operations for each parameter."""
+    """Return prompt tokens a second by the matrix units alone: two operations for each parameter."""
     if not found.card.flops_per_second:
         return None
     # The head computes the last token of a prompt alone.

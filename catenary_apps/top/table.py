@@ -35,8 +35,10 @@ class Cells:
     marked: tuple[bool, ...]
 
     def fitting(self, width: int, leave_out: Sequence[str]) -> Cells:
-        """As much as fits into `width` characters: without columns of `leave_out`, in that order, and with
-        the first column cut."""
+        """Return as much as fits into `width` characters.
+
+        Columns of `leave_out` are left out in that order, and the first column is cut.
+        """
         keep = list(range(len(self.header)))
         widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
         first = min(widths[0], _LEAST_FIRST)

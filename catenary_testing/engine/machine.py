@@ -92,7 +92,7 @@ _MOST_OFFERS = 4096
 
 
 def ticket_of(spec: SubmitSequence) -> bytes:
-    """The ticket of a prompt's offer: any scripted engine knows whether an offer is for the right prompt."""
+    """Return the ticket of a prompt's offer: any scripted engine can tell whose an offer is."""
     tokens = spec.token_ids[: spec.prompt_len - 1]
     packed = struct.pack(f"<{len(tokens)}I", *tokens) + spec.cache_salt.encode()
     return hashlib.blake2b(packed, digest_size=16).digest()

@@ -117,7 +117,7 @@ class Products:
         activation: int = 0,
         factor: float = 1.0,
     ) -> Prepared:
-        """The product of x float32 [rows, the most inputs] with each layer, to be written or added to `outs`.
+        """Prepare the product of float32 [rows, the most inputs] with each layer, written or added to `outs`.
 
         A layer with fewer inputs takes the first ones.
         """

@@ -72,7 +72,7 @@ def _divided(number: float, by: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitudes; NaN where a number is none or not finite. Without a loss: such scales say so."""
+    """Return largest magnitudes; NaN where one is NaN or not finite. Without a loss: such scales say so."""
     most = x.abs().amax(1) if x.shape[1] else torch.zeros(x.shape[0])
     return torch.where(torch.isfinite(x).all(1), most, torch.nan)
 
@@ -92,7 +92,7 @@ def quantize_int8(weight: torch.Tensor) -> Int8Weight:
 
 
 def quantize_int4(weight: torch.Tensor) -> Int4Weight:
-    """A weight float32 [outputs, inputs] in 4 bits: of a few grids for each group the best.
+    """Quantize a weight float32 [outputs, inputs] to 4 bits: of a few grids for each group the best.
 
     Scale and offset are least-squares fits to whole weights, rounded to brain floats. Each candidate is
     fitted, and once more after its whole weights are rounded anew.
@@ -163,10 +163,10 @@ def int8_product(rows: QuantizedRows, weight: Int8Weight) -> torch.Tensor:
 
 
 def int4_product(x: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
-    """float32 [rows, outputs] of rows that are rounded to brain floats; sums in float64."""
+    """Return float32 [rows, outputs] of rows that are rounded to brain floats; sums in float64."""
     return (x.bfloat16().double() @ weight.dequantized().T).float()
 
 
 def bfloat16_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """float32 [rows, outputs]; rows and weights are rounded to brain floats, sums are in float64."""
+    """Return float32 [rows, outputs]; rows and weights are rounded to brain floats, sums are in float64."""
     return (x.bfloat16().double() @ weight.bfloat16().double().T).float()
