@@ -195,7 +195,7 @@ _NAMES = {"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"
 
 
 class UploadForm(msgspec.Struct, rename=_NAMES):
-    """The form of an upload."""
+    """Fields of the form with which a file is uploaded."""
 
     file: Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]

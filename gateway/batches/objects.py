@@ -85,7 +85,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class BatchStatus(StrEnum):
-    """Status of a batch."""
+    """State of a batch, from its validation to its end."""
 
     VALIDATING = "validating"
     FAILED = "failed"

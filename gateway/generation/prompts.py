@@ -31,13 +31,13 @@ class Tokens(msgspec.Struct):
 
 
 class TokensText(msgspec.Struct):
-    """The text of tokens."""
+    """Answer to token ids: their text."""
 
     prompt: str
 
 
 class RenderedRequest(msgspec.Struct):
-    """What an engine would be asked: a prompt's tokens, and how many may follow."""
+    """Request to an engine as it would be sent: a prompt's tokens, and how many may follow."""
 
     request_id: str
     model: str

@@ -255,7 +255,7 @@ class Parameter(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name in the query."""
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class BilledTokens(msgspec.Struct):
 
 
 class RankingMeta(msgspec.Struct):
-    """What Cohere tells about a request."""
+    """Details of a request as Cohere's API has them."""
 
     api_version: ApiVersion
     tokens: BilledTokens

@@ -157,7 +157,7 @@ class ContentPart(RequestModel):
 
 
 class CalledFunction(RequestModel):
-    """Whom a call was for, and with what."""
+    """Name of the called function, and its arguments."""
 
     name: str = Field(min_length=1, max_length=MAX_ID)
     arguments: str = Field(description="A JSON object as text, or what there is of one that was cut.")

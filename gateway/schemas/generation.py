@@ -164,7 +164,7 @@ class SamplingFields(RequestModel):
 
 
 class ObfuscationOptions(RequestModel):
-    """What OpenAI's streams have on every route."""
+    """Options of OpenAI's streams on every route."""
 
     include_obfuscation: bool | None = Field(None, description="Accepted; events are not padded.")
 
@@ -177,7 +177,7 @@ class ObfuscationOptions(RequestModel):
 
 
 class StreamOptions(ObfuscationOptions):
-    """What a stream reports besides text."""
+    """Reports of a stream in addition to text."""
 
     include_usage: bool | None = Field(None, description="Send one more chunk with the usage before [DONE].")
     continuous_usage_stats: bool | None = Field(

@@ -299,7 +299,7 @@ class ChatEmbeddingRequest(EmbeddingFields, ChatDocument):
 
 
 class ChatClassifyRequest(ChatDocument):
-    """A chat to classify."""
+    """Messages that are classified as one text, by the chat template."""
 
     unsupported = _unsupported(ClassifyRequest)
 

@@ -97,7 +97,7 @@ _CONTENT_SCHEMA: JsonDict = {"anyOf": [{"type": "string"}, {"type": "array"}]}
 
 
 class MessageItem(RequestModel):
-    """A message."""
+    """One turn of the conversation: its role and content."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
@@ -121,7 +121,7 @@ class FunctionCallItem(RequestModel):
 
 
 class FunctionCallOutputItem(RequestModel):
-    """What it gave."""
+    """Result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=_MAX_NAME)
@@ -145,7 +145,7 @@ class SummaryPart(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryPart], FailFast()] = Field(default_factory=list)

@@ -244,7 +244,7 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """What the text of the answer is to be like."""
+    """Format of the answer's text."""
 
     format: Annotated[TextFormat | None, at_most(MAX_FIELDS)] = None
     verbosity: Literal["low", "medium", "high"] | None = Field(
@@ -273,7 +273,7 @@ class ResponseChat(ChatRequest):
 
 
 class ResponsesRequest(RequestModel):
-    """What a response is made from. Parameters of a chat that are not named here go on to the chat."""
+    """Request for a response. Parameters of a chat that are not named here go on to the chat."""
 
     unsupported = RESPONSES
     ignored = tree_of(RESPONSE_FIELDS)

@@ -158,7 +158,7 @@ _FUNCTION_CHOICES = ("none", "auto")
 
 
 class Function(RequestModel):
-    """A function."""
+    """Name, description and parameters of a function that the model may call."""
 
     name: FunctionName = Field(description="1 to 64 letters, digits, underscores and dashes.")
     description: str | None = None
@@ -207,7 +207,7 @@ def _only_functions(value: Any) -> Any:
 
 
 class FunctionTool(Function):
-    """A function."""
+    """Function of a tool: a function with `strict`."""
 
     strict: bool | None = Field(None, description="Arguments must obey the schema.")
 
