@@ -15,11 +15,14 @@ pure-...  The pure cores (`PURE`) reach none of `IMPURE` through any chain of ou
 small     No module under 60 lines that one module of its own folder alone imports.
 long      No file over 600 lines.
 citation  No cited document that is not in the repository.
+caption   No docstring that begins with a pronoun or a question word in place of a verb or a noun, and none
+          that only repeats the name.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import subprocess
@@ -75,6 +78,14 @@ SMALL_LINES = 60
 MAX_LINES = 600
 LONG_SUFFIXES = (".py", ".cpp", ".h")
 
+# First words of docstrings that leave open what is spoken of.
+_VAGUE = re.compile(
+    r"(?:what|who|whom|whose|whoever|whatever|where|it|they|that|those|these|nobody|somebody|everybody|something)"
+    r"\b",
+    re.IGNORECASE,
+)
+_FILLERS = re.compile(r"(?:an?|and|as|for|get|in|is|its?|of|on|or|return|see|set|the|this|to)")
+
 _CITING = (".cpp", ".h", ".md", ".proto", ".py", ".sh", ".toml", ".yaml", ".yml")
 _BARE = re.compile(r"(?<![\w/-])facts\s+\d+(?:\.\d+)*", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(?<![\w/.:-])(?:[\w.-]+/)*[\w-]+\.md\b")
@@ -98,7 +109,15 @@ def find_violations(root: Path = ROOT, graph: ImportGraph | None = None) -> list
     """Return what breaks a law in the tree at `root`, one for each file and law, sorted."""
     graph = graph or ImportGraph(root, PACKAGES)
     found: dict[tuple[str, str], Violation] = {}
-    laws = (circular(graph), layered(graph), pure(graph), small(graph), long(root), citations(root))
+    laws = (
+        circular(graph),
+        layered(graph),
+        pure(graph),
+        small(graph),
+        long(root),
+        citations(root),
+        captions(graph),
+    )
     for violation in (one for law in laws for one in law):
         found.setdefault(violation.key, violation)
     return sorted(found.values())
@@ -221,6 +240,29 @@ def citations(root: Path) -> Iterator[Violation]:
         missing += sorted({" ".join(match.split()) for match in _BARE.findall(text)})
         if missing:
             yield Violation("citation", path, ", ".join(missing))
+
+
+def captions(graph: ImportGraph) -> Iterator[Violation]:
+    """Yield the modules with docstrings that say nothing, or do not say of what."""
+    for module in graph.modules.values():
+        if is_generated(module.path):
+            continue
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            text = ast.get_docstring(node) or ""
+            name = "" if isinstance(node, ast.Module) else node.name
+            if _VAGUE.match(text) or (text and name and _repeats(name, text)):
+                line = 1 if isinstance(node, ast.Module) else node.lineno
+                yield Violation("caption", module.path, f"line {line}: {text.splitlines()[0]}")
+
+
+def _repeats(name: str, text: str) -> bool:
+    told = {
+        word.rstrip("s") for word in re.findall(r"[a-z0-9]+", text.lower()) if not _FILLERS.fullmatch(word)
+    }
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    return told <= {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", spaced)}
 
 
 def _stands(cited: str, path: str, known: set[str]) -> bool:

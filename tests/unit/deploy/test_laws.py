@@ -225,6 +225,25 @@ def test_citations_of_documents_that_are_not_there_are_found(laws: Any, tree: Tr
     }
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""What it holds."""', True),
+        ('def close() -> None:\n    """It is closed."""', True),
+        ('class Span:\n    """See Span."""', True),
+        ('def memory_limit() -> None:\n    """Return the memory limit."""', True),
+        ('def close() -> None:\n    """Close the stream; waiting requests fail."""', False),
+        ('def whatever() -> None:\n    """Whether it waits."""', False),
+        ("def close() -> None:\n    pass", False),
+    ],
+)
+def test_docstrings_that_say_nothing_are_found(laws: Any, tree: Tree, source: str, found: bool) -> None:
+    root = tree({"catenary/__init__.py": "", "catenary/a.py": source})
+    assert [one.file for one in laws.find_violations(root) if one.law == "caption"] == (
+        ["catenary/a.py"] if found else []
+    )
+
+
 def test_what_is_listed_passes_what_is_not_and_what_is_mended_fails(laws: Any, tree: Tree) -> None:
     root = tree({"gateway/p/small.py": "", "gateway/p/big.py": "import gateway.p.small"})
     listed = root / "violations.toml"
