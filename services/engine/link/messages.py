@@ -163,7 +163,7 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     eos_token_ids: list[int]
     dtype: str
     tokenizer_sha256: str
-    sampling_defaults: dict[str, float] = {}
+    sampling_defaults: dict[str, int | float] = {}
     task: str = "generate"
     embedding_width: int = 0
     embedding_dimensions: list[int] = []

@@ -30,7 +30,7 @@ class DirectoryFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer_sha256: str
-    sampling_defaults: Mapping[str, float]
+    sampling_defaults: Mapping[str, int | float]
     ignored_sampling: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     )
 
 
-def _default(value: Any, name: str, *, path: Path) -> float:
+def _default(value: Any, name: str, *, path: Path) -> int | float:
     """Return a sampling default. Raises ModelError for one that no request could ask for."""
     number, allowed = _number(value), SAMPLING[name].numbers
     if number is not None and allowed.whole and number.is_integer():

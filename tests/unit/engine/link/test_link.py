@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_every_message_survives_the_wire(message: Message) -> None:
     frame = encode_frame(message, LIMIT)
     assert decode_body(bytes(frame[4:])) == message
+
+
+def test_whole_numbers_of_a_models_defaults_stay_whole() -> None:
+    facts = ModelFacts(2048, 49152, [2], "float32", "ab", {"temperature": 1.0, "top_k": 40})
+    found = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=ModelFacts).sampling_defaults
+    assert {name: type(value) for name, value in found.items()} == {"temperature": float, "top_k": int}
 
 
 @given(st.lists(st.integers(1, 40), max_size=30))
