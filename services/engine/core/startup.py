@@ -5,11 +5,12 @@ One path for all tasks up to the weights; then the task decides what is made aro
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +23,6 @@ from services.engine.core.errors import StartError
 from services.engine.core.generation import GeneratingEngine, ServingRecorder
 from services.engine.core.handover import open_handover
 from services.engine.core.loop import Profiler
-from services.engine.core.pooling import PoolingEngine
 from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.device import Device, DeviceError, ExecutionMode, open_device
@@ -43,11 +43,14 @@ from services.engine.model.facts import why_not_longer
 from services.engine.model.hf_config import check_weights_fit
 from services.engine.model.open_model import open_model
 from services.engine.model.paged import PagedModel
-from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.options import EngineOptions
 from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.tracing import EventFile, StepTracer
+
+if TYPE_CHECKING:
+    from services.engine.core.pooling import PoolingEngine
+    from services.engine.model.pooling import Dimensions, Embedder
 
 log = get_logger(__name__)
 
@@ -177,8 +180,11 @@ def _open_generating(source: _Source) -> GeneratingEngine:
 
 def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
     options, device = source.options, source.device
+    # Loaded here and not above: encoders take a second of imports, which engines that generate do not need.
+    engines: Any = importlib.import_module("services.engine.core.pooling")
+    pooling: Any = importlib.import_module("services.engine.model.pooling")
     source.begin_loading()
-    embedder = open_embedder(
+    embedder: Embedder = pooling.open_embedder(
         source.directory,
         device,
         task=task,
@@ -187,13 +193,13 @@ def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
         max_tokens=options.max_num_batched_tokens,
         backend=options.model_backend,
     )
-    dimensions = Dimensions()
+    dimensions: Dimensions = pooling.Dimensions()
     if task is Task.EMBED:
-        dimensions = read_dimensions(source.config, options.embedding_dimensions, embedder.dim)
+        dimensions = pooling.read_dimensions(source.config, options.embedding_dimensions, embedder.dim)
     device.execution.expect_shapes(len(embedder.shapes.all()))
     to_warm = _warm_up_pooling(warm_up_kind(options, device), embedder, device, source.progress)
     tracer = _open_tracer(options.trace_steps, options.profile_steps)
-    return PoolingEngine(
+    engine: PoolingEngine = engines.PoolingEngine(
         embedder=embedder,
         device=device,
         tracer=tracer,
@@ -207,6 +213,7 @@ def _open_pooling(source: _Source, task: Task) -> PoolingEngine:
             notes=list(device.notices.notes),
         ),
     )
+    return engine
 
 
 def _warm_up_pooling(
