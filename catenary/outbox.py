@@ -124,8 +124,10 @@ class Outbox(Generic[M]):
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
 
-    def __bool__(self) -> bool:
-        return any(self._lanes)
+    @property
+    def empty(self) -> bool:
+        """Whether no message waits."""
+        return not any(self._lanes)
 
     @property
     def unread(self) -> int:

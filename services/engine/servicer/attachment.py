@@ -330,7 +330,7 @@ class Attachment:
                 sent = engine_pb2.AttachRequest(load=self._load()) if message is LOAD_DUE else message
                 sent.lease_epoch = lease.epoch
                 await call.write(sent)
-            if self._outbox.closed and not self._outbox:
+            if self._outbox.closed and self._outbox.empty:
                 await call.done_writing()
                 await asyncio.wait([asyncio.ensure_future(call.code())], timeout=_GOODBYE_S)
                 raise AttachLost(self._outbox.closing)

@@ -128,13 +128,13 @@ def test_what_is_first_of_its_sequence_goes_before_the_rest_and_alone() -> None:
     box.request_load()
     (first,) = box.take()
     assert (list(first.step.handles), list(first.step.token_ids)) == ([2], [20, 21])
-    assert box
+    assert not box.empty
     # What follows is no first row any more, whatever else waits.
     box.steps.add(StepRow(2, [22]))
     box.steps.add(StepRow(1, [11]))
     rest, load = box.take()
     assert (list(rest.step.handles), list(rest.step.token_ids), load) == ([1, 2], [10, 11, 22], LOAD_DUE)
-    assert not box
+    assert box.empty
 
 
 def test_what_is_first_of_its_sequence_holds_nothing_up_for_long() -> None:
